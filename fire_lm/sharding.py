@@ -117,10 +117,8 @@ def make_mesh(shape: MeshShape) -> Mesh:
 def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job") -> Mesh:
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
-    Args:
-      sizes: The number of devices along each mesh axis, none of them -1.
-      devices: The devices.
-      where: What the devices belong to, as it should appear in an error message.
+    `sizes` are the numbers of devices along the mesh axes, none of them -1. `where` is what the
+    devices belong to, as it should appear in an error message.
 
     Raises:
       UserError: The sizes do not match the number of devices, or the data axis cannot be divided
@@ -130,7 +128,6 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
     check_sizes(sizes, len(devices), max(1, slices), where)
-    axes, types = _axes(sizes), (AxisType.Auto,) * len(sizes)
     if slices > 1:
         # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
@@ -139,10 +136,10 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
             devices,
             allow_split_physical_axes=True,
         )
-        return Mesh(arranged, axes, axis_types=types)
-    # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
-    arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(arranged, axes, axis_types=types)
+    else:
+        # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
+        arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, _axes(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def _axes(sizes: Sizes) -> tuple[str, ...]:
@@ -152,14 +149,7 @@ def _axes(sizes: Sizes) -> tuple[str, ...]:
 def check_sizes(sizes: Sizes, devices: int, slices: int, where: str) -> None:
     """Check mesh sizes against a number of devices, which need not exist on this machine.
 
-    Args:
-      sizes: The number of devices along each mesh axis, none of them -1.
-      devices: The number of devices in all slices.
-      slices: The number of slices, at least 1.
-      where: What the devices belong to, as it should appear in an error message.
-
-    Raises:
-      UserError: See `mesh_of`.
+    `devices` is their number in all `slices`, at least 1. For the rest, see `mesh_of`.
     """
     if math.prod(sizes) != devices:
         described = " x ".join(
@@ -244,15 +234,15 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
     """Return the table's partition spec for one array.
 
     Raises:
-      ValueError: The path matches no row of the table or more than one.
-      UserError: A mesh axis does not divide the array's dimension.
+      UserError: The path matches no row of the table or more than one, or a mesh axis does not
+        divide the array's dimension.
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
         matched = " and ".join(pattern for pattern, _ in rows) or "none"
-        raise ValueError(
+        raise UserError(
             f"'{path}' {shape} must match exactly one row of the sharding table, but matches "
-            f"{matched}"
+            f"{matched}\ngive a parameter of your own mixer a name that begins with 'mixer'"
         )
     _, spec = rows[0]
     for dimension, axis in zip(shape, spec, strict=False):
@@ -343,18 +333,26 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.map(whole, with_shardings(tree, mesh))
 
 
-def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
+def check_batch(
+    sequences: int,
+    microbatches: int,
+    mesh: Mesh | AbstractMesh,
+    where: str = "",
+    of_batch_size: int = 1,
+) -> None:
     """Check that the sequences of every microbatch can be divided evenly among the devices.
+
+    The batch is that of the steps `where`, and BATCH_SIZE is `of_batch_size` times its sequences.
 
     Raises:
       UserError: The batch cannot be divided; the message suggests another batch size.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
-    if batch_size % ways or batch_size < ways:
+    if sequences % ways:
         raise UserError(
-            f"a batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
+            f"{where}a batch of {sequences} sequences cannot be split evenly over data x fsdp x "
             f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
-            f"make BATCH_SIZE a multiple of {ways}"
+            f"make BATCH_SIZE a multiple of {ways * of_batch_size}"
         )
 
 
@@ -416,17 +414,14 @@ def batch_like(
     With `packed`, the batch has `segment_ids`. With `unshifted`, the batch has `inputs`, which the
     model reads, and `tokens`, the number of tokens before the padding of each row.
     """
-    dtypes = {"targets": jnp.int32, "weights": jnp.int8}
+    arrays = {"targets": (shape, jnp.int32), "weights": (shape, jnp.int8)}
     if packed:
-        dtypes["segment_ids"] = jnp.int32
+        arrays["segment_ids"] = shape, jnp.int32
     if unshifted:
-        dtypes["inputs"] = jnp.int32
-    shapes = {name: (shape, dtype) for name, dtype in dtypes.items()}
-    if unshifted:
-        shapes["tokens"] = ((shape[0], 1), jnp.int32)
+        arrays |= {"inputs": (shape, jnp.int32), "tokens": ((shape[0], 1), jnp.int32)}
     return {
         name: jax.ShapeDtypeStruct(own, dtype, sharding=_layout(name, own[1], mesh))
-        for name, (own, dtype) in shapes.items()
+        for name, (own, dtype) in arrays.items()
     }
 
 

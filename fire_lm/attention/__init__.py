@@ -199,10 +199,9 @@ def check_tokens(
     q_BTNH: jax.Array, k_BSNH: jax.Array, queries: Tokens, keys: Tokens, terms: Terms, mask: Mask
 ) -> None:
     """Raise UserError if positions, documents or scales do not fit the queries and keys."""
-    if (queries.segment is None) != (keys.segment is None):
-        raise UserError("attend: give segments to both queries and keys, or to neither")
-    if (queries.decay is None) != (keys.decay is None):
-        raise UserError("attend: give decays to both queries and keys, or to neither")
+    for name in ("segment", "decay"):
+        if (getattr(queries, name) is None) != (getattr(keys, name) is None):
+            raise UserError(f"attend: give {name}s to both queries and keys, or to neither")
     scales = Terms(logit_scale_BT=terms.logit_scale_BT, bias_scale_BT=terms.bias_scale_BT)
     for arrays, name, length in (
         (queries, "queries", q_BTNH.shape[1]),

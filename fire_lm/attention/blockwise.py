@@ -24,12 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.slices import NOWHERE, with_neighbours
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens
 
 T = TypeVar("T")
-
-# The place of padding, far from all tokens.
-_NOWHERE = -(2**30)
 
 
 class Rows(NamedTuple):
@@ -118,13 +116,9 @@ def _attend_spans(
 
     def with_halo(x: jax.Array, fill: int = 0) -> jax.Array:
         """Return the columns that each span sees, `[spans, B, halo + span + after, ...]`."""
-        spans = _blocks(x, span, fill)
-        none = jnp.full_like(spans[:1], fill)
-        before = jnp.concatenate([none, spans[:-1]])[:, :, span - halo :]
-        behind = jnp.concatenate([spans[1:], none])[:, :, :after]
-        return jnp.concatenate([before, spans, behind], axis=2)
+        return with_neighbours(_blocks(x, span, fill), halo, after, fill)
 
-    place = with_halo(columns.tokens.places, fill=_NOWHERE)
+    place = with_halo(columns.tokens.places, fill=NOWHERE)
     columns = jax.tree.map(with_halo, columns)
     columns = columns._replace(tokens=columns.tokens._replace(place=place))
 

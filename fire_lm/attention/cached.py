@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.decay import Decay, log_decay_between
-from fire_lm.attention.dense import MASKED, mixed
+from fire_lm.attention.dense import MASKED, logits_without_decay
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
 # The place of a slot that holds no key.
@@ -128,12 +128,8 @@ def written(
 ) -> tuple[OwnKeys, Tokens]:
     """Return the caches of all layers, `[L, B, K, ...]`, with the keys of one new token.
 
-    Args:
-      own: The caches of the continuations.
-      keys: The positions and places of all cached keys.
-      new: The new keys, `[L, B, K, ...]`.
-      token: The position and place of the new token, `[B, 1]`.
-      index: The number of tokens generated before it.
+    `keys` and `token` are the positions and places of all cached keys and of the new token
+    `[B, 1]`, and `index` is the number of tokens generated before it.
     """
     ring = own.k_BKRNH.shape[3]
     slot = index % ring
@@ -180,21 +176,15 @@ def attend_cached(
         )
     )
     parts = []
-    for logits_BNKS, pos_BS, decay_BNKS, place_BS in zip(
+    for products_BNKS, pos_BS, decay_BNKS, place_BS in zip(
         products,
         (keys.pos[:, :first], keys.pos[:, first:], query.pos),
         _decays(prompt, own, new),
         (keys.places[:, :first], keys.places[:, first:], None),
         strict=True,
     ):
-        logits_BNKS = logits_BNKS / math.sqrt(q_BKNH.shape[-1])
-        if terms.logit_scale_BT is not None:
-            logits_BNKS = logits_BNKS * terms.logit_scale_BT[:, :, None, None]
-        bias_BN1S = None if terms.bias is None else terms.bias(query.pos, pos_BS)
-        if bias_BN1S is not None:
-            if terms.bias_scale_BT is not None:
-                bias_BN1S = bias_BN1S * terms.bias_scale_BT[:, None, :, None]
-        logits_BNKS = mixed(logits_BNKS, bias_BN1S, terms)
+        products_BNKS = products_BNKS / math.sqrt(q_BKNH.shape[-1])
+        logits_BNKS = logits_without_decay(products_BNKS, query.pos, pos_BS, terms)
         if decay_BNKS is not None:
             logits_BNKS = logits_BNKS + decay_BNKS
         if place_BS is not None:

@@ -85,12 +85,7 @@ class CommonBias(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TabulatedBias:
-    """A bias as a function of positions, together with the tables that kernels need.
-
-    Attributes:
-      function: The bias as a function of any positions.
-      tables: The same bias as tables for positions 0 .. P - 1.
-    """
+    """A bias as a function of any positions, and as tables for 0 .. P - 1, which kernels need."""
 
     function: BiasFn
     tables: CommonBias

@@ -83,14 +83,9 @@ class Slices:
         The tokens before and after a row are 0.
         """
 
-        def extended(x_BCU: jax.Array) -> jax.Array:
-            x_CBU = jnp.moveaxis(x_BCU, 1, 0)
-            none = jnp.zeros_like(x_CBU[:1])
-            earlier = jnp.concatenate([none, x_CBU[:-1]])[:, :, self.tokens - before :]
-            later = jnp.concatenate([x_CBU[1:], none])[:, :, :after]
-            return jnp.concatenate([earlier, x_CBU, later], axis=2)
-
-        return self._each(tree, extended)
+        return self._each(
+            tree, lambda x_BCU: with_neighbours(jnp.moveaxis(x_BCU, 1, 0), before, after)
+        )
 
     def joined(self, x: jax.Array) -> jax.Array:
         """Return the rows `[B, T, N, H]` that consist of slices `[C B, U, N, H]`."""
@@ -112,6 +107,17 @@ class Slices:
             return jax.lax.with_sharding_constraint(out, NamedSharding(self.sharding.mesh, spec))
 
         return jax.tree.map(one, tree)
+
+
+def with_neighbours(x_CBU: jax.Array, before: int, after: int, fill: int = 0) -> jax.Array:
+    """Return consecutive pieces of rows with the tokens before and after each of them.
+
+    The result is `[C, B, before + U + after, ...]`; tokens before and after a row are `fill`.
+    """
+    none = jnp.full_like(x_CBU[:1], fill)
+    earlier = jnp.concatenate([none, x_CBU[:-1]])[:, :, x_CBU.shape[2] - before :]
+    later = jnp.concatenate([x_CBU[1:], none])[:, :, :after]
+    return jnp.concatenate([earlier, x_CBU, later], axis=2)
 
 
 def attend_to_rows(

@@ -23,9 +23,7 @@ class TooLarge(UserError):
 class Free:
     """The memory that is free for new arrays on each of some devices.
 
-    Attributes:
-      bytes: The number of bytes.
-      owner: What has this memory, as it should appear in a message.
+    `owner` is what has this memory, as it should appear in a message.
     """
 
     bytes: int

@@ -10,7 +10,7 @@ from fire_lm.models.comparison import (
     variant,
 )
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.layer_attention import LayerAttention, layer_attention
+from fire_lm.models.layer_attention import layer_attention, query_logits
 from fire_lm.models.layer_table import COLUMNS, layer_rows
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import diagnosed_losses, token_losses
@@ -24,15 +24,12 @@ from fire_lm.models.padding import (
 )
 from fire_lm.models.parameter_shapes import parameter_shapes
 from fire_lm.models.positions_of_layers import (
-    PositionLayer,
-    diagnostics_by_layer,
     explain_nan,
     learned_scalars_by_layer,
     position_diagnostics,
     position_layers,
     reason_of_nan,
 )
-from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 from fire_lm.models.token_ids import check_token_ids
@@ -43,11 +40,9 @@ __all__ = [
     "Decoder",
     "InfiniAttention",
     "COLUMNS",
-    "LayerAttention",
     "Layers",
     "Mixer",
     "ModelSize",
-    "PositionLayer",
     "Turn",
     "at_longest_length",
     "build_decoder",
@@ -57,7 +52,6 @@ __all__ = [
     "constrain_rows",
     "depends_on_length",
     "diagnosed_losses",
-    "diagnostics_by_layer",
     "encoding_names",
     "explain_nan",
     "keeps_positions",

@@ -154,7 +154,7 @@ def turns_of(
     turns: list[Turn] = []
     for kind in kinds:
         layers = kind if isinstance(kind, Layers) else Layers(kind)
-        turns += layers.turns(size.num_heads, size.head_dim, train_length, size.hidden_size)
+        turns += layers.turns(size, train_length)
     if mixer != Attention() and not any(turn.mixer == Attention() for turn in turns):
         raise UserError(
             f"build_decoder.mixer = {type(mixer).__name__} has no effect, because all layers have "

@@ -139,20 +139,12 @@ class Decoder(nn.Module):
         return logits_B1V[:, 0], kept
 
     def step(
-        self,
-        tokens_BK: jax.Array,
-        reading: Reading,
-        past: tuple[Past, ...],
-        context_length: int,
+        self, tokens_BK: jax.Array, reading: Reading, past: tuple[Past, ...], context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Process one more token of each of the K continuations of each prompt.
+        """Process one more token of each of the K continuations of each prompt; see `read`.
 
-        Args:
-          tokens_BK: The tokens, int32.
-          reading: The positions of the tokens. `pos_BT` and `seen_BT` are `[B, K]`, with identical
-            values for all K continuations.
-          past: What the layers know of earlier tokens, one `Past` for each turn.
-          context_length: The length of a prompt and its continuation in tokens.
+        `pos_BT` and `seen_BT` of `reading` are `[B, K]`, with identical values for all K
+        continuations. `context_length` is the length of a prompt and its continuation in tokens.
 
         Returns:
           The logits `[B, K, V]`, and the `Kept` of each turn, as in `prefill`.

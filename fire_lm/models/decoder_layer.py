@@ -49,11 +49,7 @@ class Past(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What one layer, or the layers of one turn along a leading axis, receive for complete texts.
-
-    Attributes:
-      position: The encoding's prepared parameters.
-    """
+    """The prepared parameters of one layer, or of the layers of one turn along a leading axis."""
 
     position: Params
 

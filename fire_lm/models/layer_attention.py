@@ -27,13 +27,8 @@ from fire_lm.positions.base import Params
 class LayerInputs(NamedTuple):
     """What attention in a layer needs: its queries and keys before rotation, and its encoding.
 
-    Attributes:
-      layer: The layer.
-      position: The encoding's parameters in this layer, not prepared.
-      q_BTNH: The queries.
-      k_BTNH: The keys.
-      y_BTD: The normed input of the layer.
-      per_head: The layer's parameters for each head.
+    `position` contains the encoding's parameters in this layer, not prepared. `y_BTD` is the normed
+    input of the layer.
     """
 
     layer: DecoderLayer
@@ -102,6 +97,33 @@ def layer_attention(
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
     weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS, seen_BTS)
+
+
+def query_logits(
+    model: Decoder, params: Any, tokens_BT: jax.Array, *, layer: int, query: int
+) -> jax.Array:
+    """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` are zero-based.
+
+    The logits of keys that the query does not see, such as those beyond a window, are -inf.
+    The layers below `layer` run as they do in the model. Inside `jax.jit`, only the queries and
+    keys of `layer` itself are computed, because the compiler removes its other computations.
+    """
+    repetition, turn = divmod(layer, len(model.encodings))
+    pos_BT = model.resampling.evaluation_positions(tokens_BT.shape[1])
+    reading = Reading(pos_BT)
+    inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
+    q_BTNH, k_BTNH, tokens, terms = inputs.heads(reading)
+    one, until = slice(query, query + 1), slice(query + 1)
+    of_query, of_keys = (
+        jax.tree.map(lambda x_BT: x_BT[:, part], tokens)  # noqa: B023
+        for part in (one, until)
+    )
+    scales = (terms.logit_scale_BT, terms.bias_scale_BT)
+    logit_scale_B1, bias_scale_B1 = jax.tree.map(lambda x_BT: x_BT[:, one], scales)
+    terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
+    logits_BN1S = attention_logits(q_BTNH[:, one], k_BTNH[:, until], of_query, of_keys, terms)
+    seen_B1S = seen(of_query, of_keys, inputs.layer.spec.mask)
+    return jnp.where(seen_B1S, logits_BN1S[:, :, 0], -jnp.inf)
 
 
 def layer_inputs(

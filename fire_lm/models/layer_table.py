@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,71 +15,35 @@ from fire_lm.models.positions_of_layers import layers_of_turn
 from fire_lm.models.turns import LayerOptions, Turn
 from fire_lm.positions import PositionalEncoding
 
-
-class LayerKind(NamedTuple):
-    """Layers that differ only in their parameters.
-
-    Attributes:
-      layers: Their zero-based indices, such as "0-2, 4-6".
-      encoding: The class of the encoding, with the fields that differ from their defaults.
-      options: What the layers do besides, such as "window 64, log_n-clipped"; "" for nothing.
-      receptive_field: The number of tokens, up to and including its own, on which the output of the
-        last of these layers can depend, or None if there is no limit.
-      parameters: The number of parameters of each layer, including its own encoding.
-    """
-
-    layers: str
-    encoding: str
-    options: str
-    receptive_field: int | None
-    parameters: int
-
-
 COLUMNS = ("layers", "encoding", "options", "sees", "parameters each")
 
 
-def layer_kinds(model: Decoder, params: Any) -> list[LayerKind]:
-    """Return the kinds of layer in the order of their first layers.
+def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
+    """Return a row of `COLUMNS` for each kind of layer, or [] if all layers are plain.
 
-    `params` are the parameters of the model, or their shapes.
+    Layers of a kind differ only in their parameters. Layers are plain if they all have the same
+    encoding and no options. What a kind "sees" is the receptive field of its last layer. `params`
+    are the parameters of the model, or their shapes.
     """
     turns = list(model.turns) * (model.size.num_layers // len(model.turns))
-    kinds = []
-    for index, turn in enumerate(model.turns):
-        if model.turns.index(turn) < index:
-            continue
-        layers = [layer for layer, other in enumerate(turns) if other == turn]
-        stacked = jax.tree.leaves(layers_of_turn(model, params, index))
-        kinds.append(
-            LayerKind(
-                _ranges(layers),
-                described_encoding(turn.encoding),
-                described_options(turn),
-                receptive_field([turn.mask for turn in turns[: layers[-1] + 1]]),
-                sum(math.prod(leaf.shape[1:]) for leaf in stacked),
-            )
-        )
-    return kinds
-
-
-def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
-    """Return the table of `layer_kinds` without its header, or [] if all layers are plain.
-
-    Layers are plain if they all have the same encoding and no options.
-    """
-    kinds = layer_kinds(model, params)
-    if len(kinds) == 1 and not kinds[0].options:
+    kinds = list(dict.fromkeys(model.turns))
+    if len(kinds) == 1 and not described_options(kinds[0]):
         return []
-    return [
-        [
-            kind.layers,
-            kind.encoding,
-            kind.options or "-",
-            "all tokens" if kind.receptive_field is None else f"{kind.receptive_field:,} tokens",
-            f"{kind.parameters:,}",
-        ]
-        for kind in kinds
-    ]
+    rows = []
+    for kind in kinds:
+        layers = [layer for layer, turn in enumerate(turns) if turn == kind]
+        field = receptive_field([turn.mask for turn in turns[: layers[-1] + 1]])
+        stacked = jax.tree.leaves(layers_of_turn(model, params, model.turns.index(kind)))
+        rows.append(
+            [
+                _ranges(layers),
+                described_encoding(kind.encoding),
+                described_options(kind) or "-",
+                "all tokens" if field is None else f"{field:,} tokens",
+                f"{sum(math.prod(leaf.shape[1:]) for leaf in stacked):,}",
+            ]
+        )
+    return rows
 
 
 def described_encoding(encoding: PositionalEncoding) -> str:
@@ -118,10 +82,7 @@ def receptive_field(masks: list[Mask]) -> int | None:
     """Return the largest number of tokens on which an output of the last layer can depend.
 
     The tokens are those up to and including the output's own. The result is None if there is no
-    limit.
-
-    Args:
-      masks: The mask of each layer, from the first to the last.
+    limit. `masks` are those of the layers, from the first to the last.
     """
     if any(not mask.causal or mask.reach is None for mask in masks):
         return None

@@ -44,7 +44,6 @@ def token_losses(
     """Return the negative log likelihood and the log normaliser of each target.
 
     Args:
-      model, params: The decoder and its parameters.
       targets_BT: The targets, int32.
       pos_BT: The positions of a row with a single segment, `[B or 1, T]`.
       segment_BT: The documents of packed rows, int32, or None.

@@ -7,7 +7,7 @@ the scan over layers stacks these sets along a leading axis. Several encodings a
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,13 +23,10 @@ from fire_lm.positions.resampling import Resampling
 
 
 class PositionStack(NamedTuple):
-    """The parameters of one encoding in the layers that use it.
+    """The parameters of one encoding in the layers that use it, with a leading axis of `layers`.
 
-    Attributes:
-      layers: The zero-based indices of the layers. Layers that share one set of parameters, or have
-        no parameters, are represented by the first of these layers.
-      encoding: The encoding of these layers.
-      params: The parameters with a leading axis of `layers`; {} if there are none.
+    Layers, as zero-based indices, that share one set of parameters, or have no parameters ({}), are
+    represented by the first of these layers.
     """
 
     layers: tuple[int, ...]
@@ -53,20 +50,24 @@ def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
     stacks = []
     for turn, encoding in enumerate(model.encodings):
         if not model.share_position and has_parameters(encoding):
-            layers = tuple(range(turn, model.size.num_layers, len(model.encodings)))
             own = layers_of_turn(model, params, turn)["position"]
-            stacks.append(PositionStack(layers, encoding, own))
+            stacks.append(PositionStack(indices_of_turn(model, turn), encoding, own))
         elif model.encodings.index(encoding) == turn:
             own = jax.tree.map(lambda leaf: leaf[None], shared_params(model, params, turn))
             stacks.append(PositionStack((turn,), encoding, own))
     return stacks
 
 
-def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
-    """Return the parameters of all layers of a turn, stacked along a leading axis.
+def indices_of_turn(model: Decoder, turn: int) -> tuple[int, ...]:
+    """Return the zero-based indices of the layers of a turn.
 
     If n encodings alternate, turn t consists of the layers t, t + n, t + 2n, ...
     """
+    return tuple(range(turn, model.size.num_layers, len(model.turns)))
+
+
+def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
+    """Return the parameters of all layers of a turn, stacked along a leading axis."""
     layers: Params = params["layers"]
     return layers if len(model.encodings) == 1 else layers.get(f"block_{turn}", {})
 
@@ -154,24 +155,15 @@ def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    by_stack = [
+    stacks = [
         (layers, jax.vmap(encoding.learned_scalars)(stacked))
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
     ]
-    by_stack += [
-        (
-            tuple(range(index, model.size.num_layers, len(model.turns))),
-            jax.vmap(turn.mixer.learned_scalars)(layers_of_turn(model, params, index)),
-        )
-        for index, turn in enumerate(model.turns)
-    ]
-    return {
-        f"{name}/layer_{layer}": value_L[index]
-        for layers, scalars in by_stack
-        for name, value_L in scalars.items()
-        for index, layer in enumerate(layers)
-    }
+    for index, turn in enumerate(model.turns):
+        own = layers_of_turn(model, params, index)
+        stacks.append((indices_of_turn(model, index), jax.vmap(turn.mixer.learned_scalars)(own)))
+    return _by_layer(stacks)
 
 
 def diagnostics_by_layer(model: Decoder, diagnostics: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -181,19 +173,19 @@ def diagnostics_by_layer(model: Decoder, diagnostics: Mapping[str, Any]) -> dict
     """
     if "layers" not in diagnostics:
         return {}
-    by_turn = {turn: layers_of_turn(model, diagnostics, turn) for turn in range(len(model.turns))}
-    return {
-        name: value
-        for turn, stacked in by_turn.items()
-        for name, value in _by_layer(model, turn, stacked).items()
-    }
+    return _by_layer(
+        (indices_of_turn(model, turn), layers_of_turn(model, diagnostics, turn))
+        for turn in range(len(model.turns))
+    )
 
 
-def _by_layer(model: Decoder, turn: int, stacked: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Return the scalars `[L]` of the layers of a turn as "name/layer_3", and so on."""
-    layers = range(turn, model.size.num_layers, len(model.turns))
+def _by_layer(
+    stacks: Iterable[tuple[tuple[int, ...], Mapping[str, jax.Array]]],
+) -> dict[str, jax.Array]:
+    """Return the scalars `[L]` of stacks of layers as "name/layer_3", and so on."""
     return {
         f"{name}/layer_{layer}": value_L[index]
-        for name, value_L in stacked.items()
+        for layers, scalars in stacks
+        for name, value_L in scalars.items()
         for index, layer in enumerate(layers)
     }

@@ -48,9 +48,8 @@ def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
 def keys_under(mask: Mask, place_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
     """Return the number of keys that each token attends to under `mask`, int32 `[B or 1, T]`.
 
-    Args:
-      place_BT: The index of each token in its document; see `keys_seen`.
-      segment_BT: The document of each token; only a mask that is not causal needs it.
+    `place_BT` is the index of each token in its document (see `keys_seen`). Only a mask that is not
+    causal needs the document of each token, `segment_BT`.
     """
     first_BT, last_BT = jnp.zeros_like(place_BT), place_BT
     if not mask.causal:

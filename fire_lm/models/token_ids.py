@@ -14,12 +14,9 @@ from fire_lm.errors import UserError
 
 
 def check_token_ids(ids: Any, vocab_size: int, what: str) -> None:
-    """Raise UserError unless all ids are from 0 to `vocab_size` - 1.
+    """Raise UserError unless all ids, integers of any shape, are from 0 to `vocab_size` - 1.
 
-    Args:
-      ids: Integers of any shape.
-      vocab_size: The number of rows of the embedding.
-      what: A description of the ids, which begins the message.
+    `vocab_size` is the number of rows of the embedding. `what` describes the ids in the message.
     """
     ids = np.asarray(ids)
     if not ids.size:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from fire_lm.attention import Mask
 from fire_lm.errors import UserError
 from fire_lm.models.mixers import Attention, Mixer
+from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 
@@ -87,15 +88,13 @@ class Layers(LayerOptions):
         if self.count < 1:
             raise UserError(f"Layers.count is {self.count}: it must be 1 or more")
 
-    def turns(
-        self, num_heads: int, head_dim: int, train_length: int, hidden_size: int
-    ) -> list[Turn]:
+    def turns(self, size: ModelSize, train_length: int) -> list[Turn]:
         """Return one `Turn` for each of the layers."""
         encoding = self.encoding(
-            num_heads=num_heads,
-            head_dim=head_dim,
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
             train_length=train_length,
-            hidden_size=hidden_size,
+            hidden_size=size.hidden_size,
         )
         options = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(LayerOptions)

@@ -78,7 +78,6 @@ class ALiBi(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del params
         slope_N = self.slopes()
         if self.interpolate and context_length > self.train_length:
             slope_N = slope_N * self.train_length / context_length

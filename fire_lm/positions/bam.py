@@ -32,14 +32,12 @@ class BAM(PositionalEncoding):
     constant_init: ClassVar[bool] = True
 
     def init(self, rng: jax.Array) -> Params:
-        del rng
         scale_N = jnp.asarray(np.log(alibi_slopes(self.num_heads)), jnp.float32)
         return {"scale": scale_N, "shape": jnp.ones(self.num_heads, jnp.float32)}
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         distance_B1TS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)[:, None] + _NEAREST
         scale, shape = (params[name][None, :, None, None] for name in ("scale", "shape"))
         return -jnp.exp(scale + shape * jnp.log(distance_B1TS))

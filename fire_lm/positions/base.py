@@ -55,6 +55,12 @@ class PositionalEncoding:
     hidden_size: int
 
     @property
+    def model_shape(self) -> dict[str, int]:
+        """The arguments from which another encoding of the same model is built."""
+        fields = dataclasses.fields(PositionalEncoding)
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    @property
     def translation_invariant(self) -> bool:
         """Whether attention depends only on differences of positions; a property test checks this.
 
@@ -154,11 +160,9 @@ class PositionalEncoding:
         The positions of the input are below `length`, which exceeds `context_length` if the
         positions are resampled.
         """
-        del length, context_length
 
     def init(self, rng: jax.Array) -> Params:
         """Initialise the encoding's trainable parameters in float32; {} if there are none."""
-        del rng
         return {}
 
     def prepare(self, params: Params) -> Params:
@@ -171,7 +175,6 @@ class PositionalEncoding:
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
         """Return float32 scalars of a layer to monitor; training logs their maxima over layers."""
-        del params
         return {}
 
     def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
@@ -179,12 +182,10 @@ class PositionalEncoding:
 
         The result is None if the `diagnostics` do not indicate that this encoding is the cause.
         """
-        del diagnostics
         return None
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Return the float32 scalars that a layer learns, keyed by their names in the paper."""
-        del params
         return {}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
@@ -193,7 +194,6 @@ class PositionalEncoding:
         All layers share one embedding, so an encoding whose `embed` has parameters requires
         `build_decoder.share_position = True` in the gin file.
         """
-        del params, pos_BT
         return x_BTD
 
     def rotate(
@@ -211,7 +211,6 @@ class PositionalEncoding:
         square root of their new width. `context_length` is the length of the complete input in
         tokens.
         """
-        del params, q_pos_BT, k_pos_BS, context_length
         return q_BTNH, k_BSNH
 
     def bias(
@@ -221,7 +220,6 @@ class PositionalEncoding:
 
         Attention masks the entries of keys after the query, but these entries must also be finite.
         """
-        del params, q_pos_BT, k_pos_BS, context_length
         return None
 
     def common_bias(
@@ -246,7 +244,6 @@ class PositionalEncoding:
         All heads share the factor. It depends on positions, which may be drawn at random, not on
         the number of keys that a query sees (`log_n.LogN` uses that number).
         """
-        del params, q_pos_BT
         return None
 
     def log_decay(self, params: Params, y_BTD: jax.Array) -> jax.Array | None:
@@ -257,7 +254,6 @@ class PositionalEncoding:
         gates follow from the layer's normed input y, in the dtype of activations, not from
         positions, so nothing that changes positions changes them.
         """
-        del params, y_BTD
         return None
 
     def mix(
@@ -270,7 +266,6 @@ class PositionalEncoding:
         cannot mix heads. All arrays are float32; the bias has a batch axis of size 1 if all
         sequences share it, and None means no bias.
         """
-        del params
         return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
 
 

@@ -206,8 +206,7 @@ class FIRE(PositionalEncoding):
         )
 
     def bidirectional(self) -> PositionalEncoding:
-        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
-        return _BidirectionalFIRE(*shape, self)
+        return _BidirectionalFIRE(**self.model_shape, causal=self)
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -336,12 +335,7 @@ class FIRE(PositionalEncoding):
         if not isinstance(encoding, PositionalEncoding):
             assert encoding is not None
             try:
-                encoding = encoding(
-                    num_heads=self.num_heads,
-                    head_dim=self.head_dim,
-                    train_length=self.train_length,
-                    hidden_size=self.hidden_size,
-                )
+                encoding = encoding(**self.model_shape)
             except RecursionError:
                 raise UserError("FIRE.init_as is FIRE itself: choose another encoding") from None
             # Identical settings must yield equal instances of FIRE.
@@ -389,7 +383,6 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         return self.bias_of_prepared(self.prepare(params), q_pos_BT, k_pos_BS)
 
     def bias_of_prepared(
@@ -437,5 +430,4 @@ class _BidirectionalFIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         return self.causal.bias_of_prepared(params, q_pos_BT, k_pos_BS)

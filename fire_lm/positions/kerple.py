@@ -70,7 +70,6 @@ class KERPLELog(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         p_N = clip_straight_through(params["p"], SMALLEST)
         a_N = clip_straight_through(params["a"], SMALLEST)
         return kerple_log(distance(q_pos_BT, k_pos_BS).astype(jnp.float32), p_N, a_N)
@@ -86,7 +85,6 @@ class KERPLEPower(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         p_N = clip_straight_through(params["p"], SMALLEST, LARGEST_POWER)
         a_N = clip_straight_through(params["a"], SMALLEST)
         return kerple_power(distance(q_pos_BT, k_pos_BS).astype(jnp.float32), p_N, a_N)

@@ -72,7 +72,6 @@ class Learned(PositionalEncoding):
         return (1 - share_P1) * learned[below_P] + share_P1 * learned[above_P]
 
     def check_length(self, length: int, context_length: int) -> None:
-        del context_length
         if length > self.rows:
             raise UserError(
                 f"length {length} is beyond the {self.rows} positions that the Learned encoding "

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.terms import CAUSAL, Mask
 from fire_lm.errors import UserError
 
 
@@ -58,25 +59,16 @@ class LogN:
                 "were trained without the scaling, so set one to False"
             )
 
-    def initial_scale(
-        self,
-        train_length: int,
-        window: int | None = None,
-        chunk: int | None = None,
-        causal: bool = True,
-    ) -> float:
-        """Return the s that gives the queries of a training sequence the mean factor 1.
-
-        The mask is that of `fire_lm.attention.Mask`.
-        """
+    def initial_scale(self, train_length: int, mask: Mask = CAUSAL) -> float:
+        """Return the s that gives the queries of a training sequence the mean factor 1."""
         place = np.arange(train_length)
-        first, last = 0 * place, place if causal else 0 * place + train_length - 1
-        if window is not None:
-            first = np.maximum(first, place - window + 1)
-            last = np.minimum(last, place + window - 1)
-        if chunk is not None:
-            start = place - place % chunk
-            first, last = np.maximum(first, start), np.minimum(last, start + chunk - 1)
+        first, last = 0 * place, place if mask.causal else 0 * place + train_length - 1
+        if mask.window is not None:
+            first = np.maximum(first, place - mask.window + 1)
+            last = np.minimum(last, place + mask.window - 1)
+        if mask.chunk is not None:
+            start = place - place % mask.chunk
+            first, last = np.maximum(first, start), np.minimum(last, start + mask.chunk - 1)
         return 1 / max(float(np.mean(np.log(last - first + 1))), 1e-3)
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:

@@ -68,7 +68,6 @@ class PoPE(PositionalEncoding):
 
         Attention divides it by sqrt(2H), so the logits are the sum divided by sqrt(H).
         """
-        del context_length
 
         def polar(x_BTNH: jax.Array, angle_BTNH: jax.Array, factor: float) -> jax.Array:
             radius_BTNH = factor * jax.nn.softplus(x_BTNH.astype(jnp.float32))

@@ -136,7 +136,6 @@ class RoPE(PositionalEncoding):
         k_pos_BS: jax.Array,
         context_length: int,
     ) -> tuple[jax.Array, jax.Array]:
-        del params
         frequency_K, factor = self.frequencies(context_length)
 
         def rotated(x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:

@@ -253,7 +253,6 @@ class Llama3(RopeScaling):
     def frequencies(
         self, width: int, base: float, train_length: int, context_length: int
     ) -> tuple[np.ndarray, float]:
-        del context_length
         frequency_K = pair_frequencies(width, base)
         length = train_length if self.original_length is None else self.original_length
         turns = {"slow": self.low_frequency_factor, "fast": self.high_frequency_factor}
@@ -283,7 +282,6 @@ class ClippedRoPE(RopeScaling):
     def frequencies(
         self, width: int, base: float, train_length: int, context_length: int
     ) -> tuple[np.ndarray, float]:
-        del context_length
         frequency_K = pair_frequencies(width, base)
         slow = int(np.sum(2 * math.pi / frequency_K > train_length))
         fading = (1 + np.cos(np.linspace(0, math.pi, slow))) / 2

@@ -68,7 +68,6 @@ class Sandwich(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del params, context_length
         sum_BTS = cosine_sum(q_pos_BT, k_pos_BS, sandwich_frequencies(self.num_terms))
         scale_N = jnp.asarray(sandwich_scales(self.num_heads), jnp.float32)
         return scale_N[None, :, None, None] * sum_BTS[:, None]

@@ -49,7 +49,6 @@ class Sinusoidal(PositionalEncoding):
             raise UserError(f"Sinusoidal.base is {self.base:g}: it must be above 1")
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-        del params
         scaled_BTD = x_BTD.astype(jnp.float32) * np.float32(math.sqrt(self.hidden_size))
         waves_BTD = sinusoids(pos_BT, self.hidden_size, self.base)
         return (scaled_BTD + waves_BTD).astype(x_BTD.dtype)

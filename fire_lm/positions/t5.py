@@ -84,13 +84,11 @@ class T5(PositionalEncoding):
                 f"T5.num_buckets is {self.num_buckets}: it must be a multiple of 4 in an encoder, "
                 "because earlier and later keys have half of the buckets each"
             )
-        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
-        return _BidirectionalT5(*shape, self)
+        return _BidirectionalT5(**self.model_shape, causal=self)
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
         return _bias_of(params["table"], starts_K, q_pos_BT, k_pos_BS)
 
@@ -120,7 +118,6 @@ class _BidirectionalT5(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         half = self.causal.num_buckets // 2
         starts_K = bucket_starts(half, self.causal.max_distance)
         earlier_BNTS, later_BNTS = (

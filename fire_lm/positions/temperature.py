@@ -27,7 +27,7 @@ class Temperature(PositionalEncoding):
       strength: The factor on the logarithm.
       length: The number of positions after which the logarithm grows; None means the training
         length.
-      offset: What is added to a position: 1 in Llama 4, 0 in Ministral.
+      offset: What is added to a position, at least 0: 1 in Llama 4, 0 in Ministral.
     """
 
     translation_invariant = False
@@ -41,9 +41,10 @@ class Temperature(PositionalEncoding):
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise UserError(f"Temperature.length is {self.length}: it must be above 0")
+        if self.offset < 0:  # the logarithm is infinite at the first positions
+            raise UserError(f"Temperature.offset is {self.offset}: it must be 0 or more")
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array:
-        del params
         length = self.train_length if self.length is None else self.length
         spans_BT = jnp.floor((q_pos_BT + self.offset).astype(jnp.float32) / length)
         return 1 + self.strength * jnp.log1p(spans_BT)

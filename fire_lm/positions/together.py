@@ -43,13 +43,7 @@ class Together(PositionalEncoding):
             part = getattr(self, name)
             is_built = isinstance(part, PositionalEncoding)
             kind = functools.partial(dataclasses.replace, part) if is_built else part
-            built = kind(
-                num_heads=self.num_heads,
-                head_dim=self.head_dim,
-                train_length=self.train_length,
-                hidden_size=self.hidden_size,
-            )
-            object.__setattr__(self, name, built)
+            object.__setattr__(self, name, kind(**self.model_shape))
         for hook in ("rotate", "mix"):
             if all(part.acts_through(hook) for part in self.parts.values()):
                 names = " and ".join(type(part).__name__ for part in self.parts.values())

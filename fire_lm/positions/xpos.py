@@ -97,7 +97,6 @@ class XPos(PositionalEncoding):
         k_pos_BS: jax.Array,
         context_length: int,
     ) -> tuple[jax.Array, jax.Array]:
-        del params
         frequency_K = pair_frequencies(self.head_dim, self.base)
         rate_K = jnp.asarray(
             decay_rates(self.head_dim, self.scale_base, context_length), jnp.float32

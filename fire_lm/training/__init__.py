@@ -3,7 +3,7 @@
 from fire_lm.training.compile import compile_training
 from fire_lm.training.description import describe
 from fire_lm.training.finetuning import Finetuning
-from fire_lm.training.length_schedule import in_words, length_schedule, trained_length
+from fire_lm.training.length_schedule import in_words, trained_length
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optax_by_name import muon_dimensions, optax_configurables
 from fire_lm.training.optimizer import AdamW, decay_mask
@@ -26,7 +26,6 @@ __all__ = [
     "describe",
     "ensure_writable",
     "in_words",
-    "length_schedule",
     "model_flops_per_token",
     "muon_dimensions",
     "optax_configurables",

@@ -49,11 +49,9 @@ def averaged(
 
 
 def as_saved(like: TrainState, paths: Iterable[str]) -> TrainState:
-    """Return `like` with an average if and only if a checkpoint has one.
+    """Return `like`, shapes of the state, with an average if and only if a checkpoint has one.
 
-    Args:
-      like: The shapes and shardings of the run's state.
-      paths: The paths of the arrays in the checkpoint.
+    `paths` are the paths of the arrays in the checkpoint.
     """
     own, average = like.opt_state, isinstance(like.opt_state, AverageState)
     if average == any(path.startswith("opt_state/average/") for path in paths):

@@ -37,8 +37,8 @@ def describe(run: Pretraining) -> str:
     non_embedding = sum(counts.values()) - counts["embedding"]
     matrices = sum(
         math.prod(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params["layers"])
-        if (name := sharding.path_name(path)).endswith("kernel") and not POSITION.search(name)
+        for path, leaf in sharding.leaves_by_path(state.params["layers"]).items()
+        if path.endswith("kernel") and not POSITION.search(path)
     )
     width = max(len(name) for name in counts) + 2
     rows = [f"  {name:<{width}}{count:>13,}" for name, count in sorted(counts.items())]

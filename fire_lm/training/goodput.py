@@ -23,6 +23,7 @@ from etils import epath
 from fire_lm import storage
 from fire_lm.console import duration
 from fire_lm.errors import RunFailed
+from fire_lm.hardware.host import usable_cores
 from fire_lm.results.metrics_log import whole_lines
 
 START, COMPILE = "starting", "compiling"
@@ -152,12 +153,8 @@ def machine() -> dict[str, Any]:
     """
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     if jax.devices()[0].platform == "cpu":
-        kind, devices = (
-            f"{platform.machine()} CPU core",
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
-        )
+        kind = f"{platform.machine()} CPU core"
+        devices = len(usable_cores()) or os.cpu_count() or 1
     return {
         "kind": kind,
         "devices": devices,
@@ -179,9 +176,7 @@ def account(workdir: str) -> dict[str, float]:
 def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
     contents = map(storage.read_bytes, files)
-    records = [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
-    # Version 0.1.0 recorded starts that a UserError ended.
-    return [facts for facts in records if not facts.get("refused")]
+    return [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:

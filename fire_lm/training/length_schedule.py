@@ -157,12 +157,8 @@ def _steps_before(start: int | float, train_steps: int) -> int:
     """Return the number of steps before an entry; a number below 1 is a share of the run."""
     if 0 < start < 1:
         return round(start * train_steps)
-    if (
-        start < 0
-        or start == math.inf
-        or start != int(start)
-        or (start == 1 and isinstance(start, float))
-    ):
+    unclear = start == 1 and isinstance(start, float)  # a step, or all of them
+    if unclear or not 0 <= start < math.inf or start != int(start):
         raise UserError(
             f"TRAIN_LENGTHS has an entry that begins at {start}: it must be a number of steps, or "
             "a share of the run between 0 and 1"

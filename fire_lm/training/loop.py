@@ -45,16 +45,11 @@ _LOGS_SECONDS = 240.0  # the time for the upload of all logs, with attempts that
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources that a process uses while it trains in a run directory.
+    """The resources that a process uses while it trains in a run directory, local or gs://.
 
-    Attributes:
-      workdir: The run directory, local or gs://.
-      quiet: Whether to print nothing; True on every process except process 0.
-      goodput: The account of the run's time.
-      watch: The watchdog of this process.
-      stop: A flag that SIGTERM or Ctrl-C sets if the job has a single process.
-      checkpoints: The checkpoints of the run.
-      still_ours: The lock of the run directory, which another process may have taken over.
+    `quiet` is True on every process except process 0. SIGTERM or Ctrl-C sets the flag `stop` if the
+    job has a single process. `still_ours` is the lock of the run directory, which another process
+    may have taken over.
     """
 
     workdir: str
@@ -98,8 +93,8 @@ def pretrain(
       UserError: A setting is invalid, or does not fit the devices, the data or the run directory.
       RunFailed: The run stopped because of its loss or gradient (see `Spikes`), or a checkpoint or
         the storage cannot be read or written.
-      Preempted: SIGTERM or Ctrl-C stopped the run. The last step has been saved unless its loss or
-        gradient is not finite.
+      Preempted: SIGTERM or Ctrl-C stopped the run before its last step was saved. The last step
+        that was run has been saved unless its loss or gradient is not finite.
     """
     description = describe(run)  # on every process, so that all of them raise any error
     with removing_new_folders(workdir), job_in(workdir, run, ranked, since) as job:
@@ -114,8 +109,10 @@ def pretrain(
             run, job, start, model_of_source, after_first_step, f"{heading}{description}"
         )
     newest = job.checkpoints.newest()
-    if stopped:
-        raise preempted(job.stop.by, newest)
+    if stopped and newest < run.train_steps:
+        saved = f"after step {newest}, which is saved\nrun the same command to resume"
+        unsaved = "before any step was saved\nrun the same command to start over"
+        raise Preempted(f"stopped by {job.stop.by} {saved if newest else unsaved}")
     if newest < run.train_steps:
         raise RunFailed(
             f"the loss or gradient of step {run.train_steps} is not finite, so this step was not "
@@ -142,16 +139,6 @@ def job_in(
         contextlib.closing(Checkpoints(workdir, run.checkpoints, ranked, still_ours)) as saves,
     ):
         yield Job(workdir, quiet, goodput, watch, stop, saves, still_ours)
-
-
-def preempted(by: str, newest: int) -> Preempted:
-    if not newest:
-        return Preempted(
-            f"stopped by {by} before any step was saved\nrun the same command to start over"
-        )
-    return Preempted(
-        f"stopped by {by} after step {newest}, which is saved\nrun the same command to resume"
-    )
 
 
 def train(
@@ -246,10 +233,7 @@ def buffer_progress(quiet: bool) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         if not progress:
             progress.append(Progress(total, quiet=quiet, patient=True))
-        progress[0].show(
-            done,
-            "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)",
-        )
+        progress[0].show(done, "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)")
         if done >= total:
             progress.pop().close()
 
@@ -291,11 +275,14 @@ def restored_from(
 ) -> tuple[TrainState, bytes, dict[str, Any]] | None:
     """Return the result of `Checkpoints.restore`, even if the average was turned on or off."""
     try:
-        return checkpoints.restore(step, like)
+        restored = checkpoints.restore(step, like)
     except RunFailed:
         saved = as_saved(like, array_paths(checkpoints.workdir, step))
-        if saved is like or (restored := checkpoints.restore(step, saved)) is None:
+        if saved is like:
             raise
+        restored = checkpoints.restore(step, saved)
+    if restored is None:
+        return None
     state, position, info = restored
     return as_configured(state, like), position, info
 

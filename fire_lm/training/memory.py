@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -66,9 +65,7 @@ def generous_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     numbers = 4 * size.hidden_size + 4 * heads + 4 * size.mlp_size
     of_token = 4 * 4 * (size.num_layers * numbers + run.model.vocab_size)
     tokens = row_length * run.rows_per_step(row_length) // (run.microbatches * ways)
-    state = sum(
-        math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(run.abstract_state())
-    )
+    state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(run.abstract_state()))
     return of_token * tokens + 4 * state
 
 
@@ -97,7 +94,7 @@ def kept_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
 
     params = run.abstract_state().params
     arrays = jax.tree.leaves(jax.eval_shape(kept, params, row_BT, rng))
-    total = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    total = sum(x.size * x.dtype.itemsize for x in arrays)
     return total // (mesh.shape["tensor"] * sharding.slices_of_rows(mesh))
 
 
@@ -119,10 +116,9 @@ def _check(
     """
     if (free := free_memory(list(mesh.devices.flat))) is not None:
         rows_at_once = run.rows_per_step(row_length) // run.microbatches
-        rows = f"{rows_at_once} x {row_length} tokens at a time"
-        remedy = _remedy(run, mesh, fixed, of_rows[1], free.bytes)
+        what = f"a training step of {rows_at_once} x {row_length} tokens at a time"
         least, most = of_rows
-        what = f"a training step of {rows}"
+        remedy = _remedy(run, mesh, fixed, most, free.bytes)
         check_fits(fixed + least, free, what, remedy, at_least=least < most)
 
 

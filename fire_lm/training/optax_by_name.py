@@ -29,22 +29,16 @@ _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationEx
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-    """An Optax transformation as an `Optimizer`.
-
-    Attributes:
-      transformation: The transformation.
-      learning_rate: The learning rate that was passed to the transformation, if any.
-    """
+    """An Optax transformation, with the learning rate passed to it if any, as an `Optimizer`."""
 
     transformation: optax.GradientTransformation
     learning_rate: float | optax.Schedule | None = None
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        del train_steps  # gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS
+        # Gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS.
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule | None:
-        del train_steps
         if self.learning_rate is None or callable(self.learning_rate):
             return self.learning_rate
         return optax.constant_schedule(self.learning_rate)
@@ -59,8 +53,7 @@ def muon_dimensions(params: Any) -> Any:
     updates these parameters with AdamW.
     """
 
-    def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
-        del leaf
+    def dimensions(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
         name = path_name(path)
         owner, _, kind = name.rpartition("/")
         axes = _MATRICES.get(owner.rpartition("/")[2])

@@ -54,8 +54,7 @@ class Chain:
 def decay_mask(params: Any) -> Any:
     """Return a tree of bools, which are True for the parameters to which weight decay applies."""
 
-    def decays(path: Any, leaf: Any) -> bool:
-        del leaf
+    def decays(path: Any, _: Any) -> bool:
         name = path_name(path)
         return bool(_DECAYED.search(name)) and not POSITION.search(name)
 
@@ -76,30 +75,6 @@ def _gates(params: Any) -> Any:
             "AdamW.gate_learning_rate has no effect, because no layer has a gate: remove it"
         )
     return gates
-
-
-def learning_rate_schedule(
-    peak: float, warmup_steps: int, train_steps: int, final_fraction: float
-) -> optax.Schedule:
-    """Return a schedule of linear warm-up to `peak` and cosine decay to `final_fraction * peak`.
-
-    The warm-up takes the first `warmup_steps` of `train_steps` steps, and the decay takes the rest.
-
-    Raises:
-      UserError: The warm-up does not end before the last step.
-    """
-    if not 0 <= warmup_steps < train_steps:
-        raise UserError(
-            f"warm-up of {warmup_steps} steps does not fit into TRAIN_STEPS = {train_steps}: "
-            "lower --gin.AdamW.warmup_steps or raise TRAIN_STEPS"
-        )
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=peak,
-        warmup_steps=warmup_steps,
-        decay_steps=train_steps,
-        end_value=final_fraction * peak,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +126,22 @@ class AdamW:
             )
 
     def schedule(self, train_steps: int) -> optax.Schedule:
-        return learning_rate_schedule(
-            self.learning_rate, self.warmup_steps, train_steps, self.final_fraction
+        """Return a schedule of linear warm-up to the peak, and of cosine decay until the last step.
+
+        Raises:
+          UserError: The warm-up does not end before the last step.
+        """
+        if self.warmup_steps >= train_steps:
+            raise UserError(
+                f"warm-up of {self.warmup_steps} steps does not fit into TRAIN_STEPS = "
+                f"{train_steps}: lower --gin.AdamW.warmup_steps or raise TRAIN_STEPS"
+            )
+        return optax.warmup_cosine_decay_schedule(
+            init_value=0.0,
+            peak_value=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            decay_steps=train_steps,
+            end_value=self.final_fraction * self.learning_rate,
         )
 
     def build(self, train_steps: int) -> optax.GradientTransformation:

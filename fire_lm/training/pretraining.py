@@ -149,7 +149,7 @@ class Pretraining:
             raise UserError(f"ema_decay is {self.ema_decay}: it must be 0 or more, and less than 1")
         if self.optimizer == ():
             raise UserError(f"{self.configurable}.optimizer is an empty list: add an optimizer")
-        if not self.data.both_directions and not all(turn.causal for turn in self.model.turns):
+        if not self.data.both_directions and not self.model.causal:
             raise UserError(
                 f"{self.configurable}.model is an encoder, which would see the tokens of "
                 f"{self.data.title} that it predicts: train it on @MaskedText(), or on a synthetic "
@@ -185,18 +185,10 @@ class Pretraining:
 
     def check_batches(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise UserError if a batch of any length cannot be divided among the devices."""
-        if self.lengths.constant:
-            sharding.check_batch(self.batch_size, self.microbatches, mesh)
-            return
         longest = self.lengths.longest  # batches of shorter rows have a multiple of its rows
-        ways = (mesh.shape["data"], mesh.shape["fsdp"], self.microbatches)
-        rows, multiple = self.rows_per_step(longest), math.prod(ways)
-        if rows % multiple:
-            raise UserError(
-                f"at length {longest} of TRAIN_LENGTHS, a batch of {rows} sequences cannot be "
-                f"split evenly over data x fsdp x microbatches = {' x '.join(map(str, ways))}: "
-                f"make BATCH_SIZE a multiple of {multiple * longest // self.train_length}"
-            )
+        where = "" if self.lengths.constant else f"at length {longest} of TRAIN_LENGTHS, "
+        rows, times = self.rows_per_step(longest), longest // self.train_length
+        sharding.check_batch(rows, self.microbatches, mesh, where, times)
 
     @functools.cached_property
     def lengths(self) -> LengthSchedule:

@@ -48,11 +48,7 @@ def new_counters() -> dict[str, Any]:
 class _Mark(NamedTuple):
     """The state at a line of the log, from which rates follow.
 
-    Attributes:
-      seconds: The time.
-      tokens: The tokens in losses so far.
-      flops: The FLOPs of this start so far, of whole rows.
-      step: The step.
+    `tokens` are those in losses so far, and `flops` those of this start so far, of whole rows.
     """
 
     seconds: float
@@ -171,10 +167,8 @@ class Reporter:
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.recent_losses(step)
-        finite, limit = (
-            math.isfinite(loss) and math.isfinite(gradient),
-            self._run.spikes.limit(losses),
-        )
+        finite = math.isfinite(loss) and math.isfinite(gradient)
+        limit = self._run.spikes.limit(losses)
         self.counters["updates_skipped"] += skipped
         allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite

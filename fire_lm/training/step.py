@@ -89,7 +89,7 @@ def documents(model: Decoder, batch: Batch) -> jax.Array | None:
     For a model that sees later tokens, padding after the `tokens` of a row is another document.
     """
     segment_BT = batch.get("segment_ids")
-    if segment_BT is not None or all(turn.causal for turn in model.turns):
+    if segment_BT is not None or model.causal:
         return segment_BT
     place_1T = jnp.arange(batch["targets"].shape[1])[None]
     return (place_1T < batch["tokens"]).astype(jnp.int32)

@@ -9,22 +9,17 @@ import jax
 
 from fire_lm.hardware.flops import flops_per_token
 from fire_lm.models import Decoder
-from fire_lm.sharding import POSITION, path_name
-
-
-def group_of(path: str) -> str:
-    """Return the row of the parameter table to which a parameter belongs."""
-    if POSITION.search(path):
-        return "encoding"
-    parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
+from fire_lm.sharding import POSITION, leaves_by_path
 
 
 def count_parameters(params: Any) -> dict[str, int]:
     """Return the number of parameters in each row of the parameter table."""
     counts: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        group = group_of(path_name(path))
+    for path, leaf in leaves_by_path(params).items():
+        parts = path.split("/")
+        group = "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
+        if POSITION.search(path):
+            group = "encoding"
         counts[group] = counts.get(group, 0) + math.prod(leaf.shape)
     return counts
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fire_lm.errors import UserError, first_line
-from fire_lm.sharding import path_name
+from fire_lm.sharding import leaves_by_path
 from fire_lm.training.optimizer import Optimizer
 from fire_lm.training.step import updates_of
 
@@ -17,9 +17,7 @@ from fire_lm.training.step import updates_of
 def check_optimizer(optimizer: Optimizer, train_steps: int, params: Any, setting: str) -> None:
     """Compute a learning rate, and trace an update with the shapes of `params`.
 
-    Args:
-      params: The parameters, or their shapes.
-      setting: The gin name of the optimizer, for the error message.
+    `params` are the parameters, or their shapes. `setting` is the gin name of the optimizer.
 
     Raises:
       UserError: The optimizer has no learning rate; its update needs more than a training step
@@ -45,10 +43,7 @@ def check_optimizer(optimizer: Optimizer, train_steps: int, params: Any, setting
             "one that needs no more"
         ) from error
     kinds = [
-        {
-            path_name(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_path(tree).items()}
         for tree in (old, new)
     ]
     for name in {**kinds[0], **kinds[1]}:

@@ -78,7 +78,7 @@ def test_ssmax_multiplies_by_s_log_n(on, window):
 
 def test_ssmax_starts_with_a_mean_factor_of_1():
     """For 1024 tokens, that is 0.1685, near the start of the paper."""
-    assert SSMAX.initial_scale(1024, None) == pytest.approx(0.1685, abs=1e-4)
+    assert SSMAX.initial_scale(1024) == pytest.approx(0.1685, abs=1e-4)
     place = np.arange(64)
     far, chunk = place[:, None] - place[None], place[:, None] // 9 == place[None] // 9
     for bounds, inside in (
@@ -87,17 +87,15 @@ def test_ssmax_starts_with_a_mean_factor_of_1():
     ):  # fmt: skip
         for causal in (True, False):
             keys_T = np.sum(inside & (far >= 0) if causal else inside, axis=1)
-            s = SSMAX.initial_scale(64, **bounds, causal=causal)
+            s = SSMAX.initial_scale(64, Mask(causal, **bounds))
             factor_1T = SSMAX.factor(jnp.asarray(keys_T)[None], 64)
             np.testing.assert_allclose(s * np.mean(factor_1T), 1, rtol=1e-6)
     infini = build(RoPE, log_n=SSMAX, mixer=InfiniAttention(5))
     start = initial(infini)["layers"]["mixer_log_n"]
-    np.testing.assert_allclose(start, SSMAX.initial_scale(12, chunk=5), rtol=1e-6)
-    assert np.isfinite(SSMAX.initial_scale(64, 1))
+    np.testing.assert_allclose(start, SSMAX.initial_scale(12, Mask(chunk=5)), rtol=1e-6)
+    assert np.isfinite(SSMAX.initial_scale(64, Mask(window=1)))
     params = initial(build(RoPE, log_n=SSMAX))["layers"]
-    np.testing.assert_allclose(
-        params["mixer_log_n"], np.full((2, 4), SSMAX.initial_scale(12, None))
-    )
+    np.testing.assert_allclose(params["mixer_log_n"], np.full((2, 4), SSMAX.initial_scale(12)))
 
 
 @pytest.mark.ci

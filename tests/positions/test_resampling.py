@@ -258,6 +258,14 @@ def test_a_range_shorter_than_the_sequence_is_refused():
         RandomizedPositions(8, "even").evaluation_positions(12)
 
 
+def test_a_range_without_enough_real_positions_is_refused():
+    """Neighbours that float32 can tell apart would leave a small part of a larger range."""
+    last = UniformPositions(2**20).training_positions(jax.random.key(0), 1, 4096)[0, -1]
+    assert last > 0.7 * 2**20
+    with pytest.raises(UserError, match="UniformPositions.max_length is 1048577: it must be"):
+        UniformPositions(2**20 + 1)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("draw", ["sequence", "batch"])
 @pytest.mark.parametrize(

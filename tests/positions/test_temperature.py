@@ -33,6 +33,8 @@ def test_the_length_is_that_of_training_unless_it_is_set():
     np.testing.assert_array_equal(np.asarray(own) > 1, np.arange(9) >= reference.TRAINED)
     with pytest.raises(UserError, match="Temperature.length is 0: it must be above 0"):
         reference.build(Temperature, length=0)
+    with pytest.raises(UserError, match="Temperature.offset is -1: it must be 0 or more"):
+        reference.build(Temperature, offset=-1)
 
 
 def test_with_rope_it_acts_on_rotated_queries():

@@ -2,6 +2,7 @@
 
 import shutil
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from sample_run import assert_same_arrays, command, saved_state, tiny_run
 from fire_lm import open_run
 from fire_lm.checkpoints import AverageState, evaluation_params
 from fire_lm.cli import main
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.sharding import (
     MeshShape,
     make_mesh,
@@ -25,9 +26,9 @@ from fire_lm.sharding import (
     tree_shardings,
     with_shardings,
 )
-from fire_lm.training import Spikes, start
+from fire_lm.training import Spikes, loop, start
 from fire_lm.training.averages import averaged
-from fire_lm.training.loop import fresh_state
+from fire_lm.training.loop import fresh_state, restored_from
 from fire_lm.training.optax_by_name import Optax
 from fire_lm.training.step import TrainState
 
@@ -100,6 +101,13 @@ def test_an_optimizer_starts_from_the_parameters_of_init_from(optimizer, monkeyp
     arrays = jax.tree.leaves((found.params, found.opt_state))
     buffers = {array.unsafe_buffer_pointer() for array in arrays}
     assert len(buffers) == len(arrays), "a training step donates each of them"
+
+
+def test_a_damaged_checkpoint_is_set_aside_also_if_the_average_is_turned_on(monkeypatch):
+    """The checkpoint lacks the average, and one of its other arrays has changed on the disk."""
+    checkpoints = mock.Mock(restore=mock.Mock(side_effect=[RunFailed("lacks an average"), None]))
+    monkeypatch.setattr(loop, "array_paths", lambda workdir, step: ["params/embedding"])
+    assert restored_from(checkpoints, 3, tiny_run(ema_decay=0.9).abstract_state()) is None
 
 
 @pytest.mark.ci

@@ -1,16 +1,20 @@
 """Signals that save and end a run; a second Ctrl-C ends it at once."""
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from sample_run import command_on_blocks
+from sample_run import command_on_blocks, tiny_run
 
 from fire_lm.checkpoints import available_steps
+from fire_lm.errors import Preempted
+from fire_lm.training import loop
 from fire_lm.training.preemption import ctrl_c_saves, sigterm_flag
 
 
@@ -29,6 +33,18 @@ def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system():
     with sigterm_flag() as flag, ctrl_c_saves(flag):
         pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("saved", [2, 3])
+def test_a_signal_in_the_last_step_ends_a_complete_run(saved, tmp_path, monkeypatch):
+    """There is nothing to resume, so a batch system need not start the run again."""
+    job = mock.MagicMock(quiet=True)
+    job.checkpoints.recover.return_value, job.checkpoints.newest.return_value = 0, saved
+    monkeypatch.setattr(loop, "job_in", lambda *_: contextlib.nullcontext(job))
+    monkeypatch.setattr(loop, "train", lambda *_: True)
+    stops = contextlib.nullcontext() if saved == 3 else pytest.raises(Preempted)
+    with stops:
+        loop.pretrain(tiny_run(train_steps=3), str(tmp_path))
 
 
 @pytest.mark.parametrize(("processes", "heeded"), [(1, True), (2, False)])

@@ -11,7 +11,7 @@ from sample_decoders import by_path, shapes_of
 from fire_lm import models
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
-from fire_lm.training.optimizer import AdamW, decay_mask, learning_rate_schedule
+from fire_lm.training.optimizer import AdamW, decay_mask
 
 
 def test_a_mask_by_rank_would_decay_biases_scales_and_the_encoding():
@@ -37,7 +37,7 @@ def test_schedule_of_the_paper():
 def test_warm_up_must_fit(warmup_steps):
     with pytest.raises(UserError, match=f"warm-up of {warmup_steps} .*TRAIN_STEPS = 10: lower"):
         AdamW(warmup_steps=warmup_steps).build(10)
-    learning_rate_schedule(1e-3, 9, 10, 0.1)
+    AdamW(warmup_steps=9).schedule(10)
 
 
 @pytest.mark.parametrize(

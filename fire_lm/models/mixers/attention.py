@@ -29,14 +29,7 @@ from fire_lm.positions.log_n import LogN
 
 
 class Heads(NamedTuple):
-    """What attention in a layer computes from the tokens of a call.
-
-    Attributes:
-      q_BTNH: The queries, after any rotation by the encoding.
-      k_BTNH: The keys, likewise.
-      tokens: The positions, documents and places of the tokens.
-      terms: The terms of the logits.
-    """
+    """What attention in a layer computes from the tokens of a call: queries and keys, rotated."""
 
     q_BTNH: jax.Array
     k_BTNH: jax.Array
@@ -212,8 +205,7 @@ class Attention(Mixer):
         """Return the layer's parameters for each head."""
         shape, params = (spec.size.num_heads,), {}
         if spec.log_n is not None and spec.log_n.learned:
-            length, mask = spec.encoding.train_length, spec.mask
-            start = spec.log_n.initial_scale(length, mask.window, mask.chunk, mask.causal)
+            start = spec.log_n.initial_scale(spec.encoding.train_length, spec.mask)
             params["mixer_log_n"] = nn.initializers.constant(start)
         if self.sink:
             params["mixer_sink"] = nn.initializers.zeros
@@ -244,13 +236,8 @@ def heads(
 ) -> Heads:
     """Return the queries and keys as the encoding transforms them, and the terms of the logits.
 
-    Args:
-      spec: Static facts about the layer.
-      params: The prepared parameters of the encoding.
-      q_BTNH, k_BTNH: The projected queries and keys.
-      reading: The positions and documents of the tokens.
-      per_head: The layer's parameters for each head.
-      log_decay_BTN: The log forget gates of the tokens of complete texts, or None.
+    `params` are the prepared parameters of the encoding, and `log_decay_BTN` are the log forget
+    gates of the tokens of complete texts, or None.
     """
     length = q_BTNH.shape[1]
     seen_BT = None

@@ -31,6 +31,7 @@ from fire_lm.models.mixers.infini_memory import (
     cut_rows,
     features,
     ids_of_segments,
+    like,
     memories,
     new_values,
     retrieved,
@@ -144,11 +145,8 @@ class InfiniAttention(Mixer):
     ) -> tuple[jax.Array, Remembered | None]:
         """Return local attention mixed with what the memory returns, and what decoding needs.
 
-        Args:
-          layer: The module that owns the parameters.
-          projected: The queries, keys and values before any rotation.
-          y_BTNV: The output of local attention.
-          reading: The positions and documents of the tokens.
+        `projected` are the queries, keys and values before any rotation, and `y_BTNV` is the output
+        of local attention. The other arguments are those of `__call__`.
         """
         q_BTNH, k_BTNH, v_BTNV = projected
         batch, length = q_BTNH.shape[:2]
@@ -234,12 +232,7 @@ class InfiniAttention(Mixer):
         return layer.param(GATE, start, (spec.size.num_heads,))
 
     def remembered(
-        self,
-        memory: Memory,
-        s_BGUNH: jax.Array,
-        v_BGUNV: jax.Array,
-        cut: Cut,
-        lengths_B: jax.Array,
+        self, memory: Memory, s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, lengths_B: jax.Array
     ) -> Remembered:
         """Return what decoding needs after prompts of `lengths_B` tokens.
 
@@ -273,13 +266,9 @@ def mixed(
 
 def turned(full_B: jax.Array, before: Memory, segment: Memory) -> Remembered:
     """Return what is remembered at the start of a token, after full segments become memory."""
-
-    def at(x: jax.Array) -> jax.Array:
-        return full_B.reshape(*full_B.shape, *[1] * (x.ndim - full_B.ndim))
-
     return Remembered(
-        jax.tree.map(lambda x, y: jnp.where(at(x), x + y, x), before, segment),
-        jax.tree.map(lambda y: jnp.where(at(y), 0.0, y), segment),
+        jax.tree.map(lambda x, y: jnp.where(like(full_B, x), x + y, x), before, segment),
+        jax.tree.map(lambda y: jnp.where(like(full_B, y), 0.0, y), segment),
     )
 
 

@@ -114,12 +114,8 @@ def new_values(
 ) -> jax.Array:
     """Return what tokens write: their values, or, by the delta rule, what is new in them, float32.
 
-    Args:
-      rule: "linear" (Eq. 4) or "delta" (Eq. 5).
-      memory: The memory before the segment.
-      s_UNH: The features of the keys.
-      v_UNV: The values.
-      reads_U: Whether each token reads the memory.
+    The rules are "linear" (Eq. 4) and "delta" (Eq. 5). `memory` is that before the segment, and
+    `reads_U` is whether each token reads it. `s_UNH` are the features of the keys.
     """
     v_UNV = v_UNV.astype(jnp.float32)
     if rule == "linear":
@@ -139,15 +135,11 @@ def sums(s_UNH: jax.Array, v_UNV: jax.Array, writes_U: jax.Array) -> Memory:
 def memories(
     rule: Rule, s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int | None = None
 ) -> Memory:
-    """Return the memory before each segment, `[B, G, N, ...]`.
+    """Return the memory before each segment, `[B, G, N, ...]`, from key features and values.
 
-    Args:
-      rule: "linear", a sum over segments that is computed in parallel, or "delta", whose update
-        reads the memory, so that segments are processed one after another.
-      s_BGUNH: The features of the keys.
-      v_BGUNV: The values.
-      backward: The number of consecutive segments between borders that no gradient crosses, or
-        None for no such borders.
+    By the rule "linear", it is a sum over segments that is computed in parallel. The update of
+    "delta" reads the memory, so segments are processed one after another. `backward` is the number
+    of consecutive segments between borders that no gradient crosses, or None for no such borders.
     """
     if rule == "delta":
         return _delta_sums(s_BGUNH, v_BGUNV, cut, backward)
@@ -159,7 +151,7 @@ def memories(
 
     def stopped(x_BG: jax.Array) -> jax.Array:
         """Subtract the sum at the last such border, and add it as a constant."""
-        start_BG = jnp.where(_like(same_BG, x_BG), x_BG[:, start_G], 0.0)
+        start_BG = jnp.where(like(same_BG, x_BG), x_BG[:, start_G], 0.0)
         return x_BG + (jax.lax.stop_gradient(start_BG) - start_BG)
 
     return jax.tree.map(stopped, before)
@@ -169,7 +161,7 @@ def _sums_of_segments(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut) -> Memor
     def joined(old: Any, new: Any) -> Any:
         (resumed, x), (resumes, y) = old, new
         return resumed & resumes, jax.tree.map(
-            lambda x, y: jnp.where(_like(resumes, x), x, 0.0) + y, x, y
+            lambda x, y: jnp.where(like(resumes, x), x, 0.0) + y, x, y
         )
 
     # What the last segment adds is not read, but leaving it out would copy all features and values.
@@ -191,7 +183,7 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
         new = sums(s_BUNH, v_BUNV, of_segment.writes_BGU)
 
         def continued(x: jax.Array, y: jax.Array) -> jax.Array:
-            x = jnp.where(_like(of_segment.resumes_BG, x), x, 0.0) + y
+            x = jnp.where(like(of_segment.resumes_BG, x), x, 0.0) + y
             return jnp.where(stops, jax.lax.stop_gradient(x), x)
 
         return jax.tree.map(continued, memory, new), memory
@@ -205,6 +197,6 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
     return jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), before)
 
 
-def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
+def like(mask: jax.Array, x: jax.Array) -> jax.Array:
     """Return a mask with as many axes as `x`."""
     return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
