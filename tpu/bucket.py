@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
+from fire_lm.results.metrics_log import whole_lines
 from tpu.cluster import region_of
 from tpu.commands import CallFailed, Calls, NoAccount, NotFound, Refused, in_one_line
 
@@ -102,7 +102,7 @@ def far(location: str, region: str, name: str) -> str:
     if not place or place == region:
         return ""
     # Map the first letters of multi-regions and dual-regions (nam4, eur5, asia1) to continents.
-    continents = {"us": "us", "nam": "us", "eu": "europe", "eur": "europe", "asia": "asia"}
+    continents = {"nam": "us", "northamerica": "us", "eu": "europe", "eur": "europe"}
     first = re.match(r"[a-z]*", place)
     assert first is not None
     continent = continents.get(first[0], first[0])
@@ -185,9 +185,9 @@ def last_step(metrics: Path) -> str:
 
 def in_words(printed: str) -> str:
     """Describe the newest complete line in an excerpt of one or more metrics files."""
-    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
-    if not lines:
+    steps = [facts for facts, _ in whole_lines(printed.encode())]
+    if not steps:
         return ""
-    last = max(map(json.loads, lines), key=lambda facts: facts["step"])
+    last = max(steps, key=lambda facts: facts["step"])
     loss = f", loss {last['loss']:.3f}" if "loss" in last else ""
     return f"step {last['step']:,}{loss}, {last.get('tokens_per_second', 0):,.0f} tokens/s"
