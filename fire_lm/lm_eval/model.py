@@ -18,6 +18,7 @@ from fire_lm.lm_eval.engine import Leader
 
 _MOST_NEW_TOKENS = 256  # the harness's default
 
+_POSITIVE = "[1-9][0-9]*"
 # The settings of sampling in addition to the temperature.
 _SAMPLING = ("top_k", "top_p")
 
@@ -61,10 +62,13 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         bindings = [f"{name.removeprefix('gin.')}={value}" for name, value in more.items()]
         self._leader = Leader(str(run), bindings)
         engine = self._leader.engine
-        self.max_length = engine.train_length if max_length is None else int(max_length)
+        length = str(engine.train_length if max_length is None else max_length)
+        if not re.fullmatch(_POSITIVE, length):
+            raise UserError(f"max_length is {length}: it must be a positive integer")
+        self.max_length = int(length)
         engine.check_length(self.max_length)
         text = str(batch_size).partition(":")[0]
-        if not re.fullmatch("auto|[1-9][0-9]*", text):
+        if not re.fullmatch(f"auto|{_POSITIVE}", text):
             raise UserError(f"--batch_size={batch_size} is neither a positive integer nor auto")
         self.batch_size = 16 if text in ("1", "auto") else int(text)
         print(f"fire_lm: {engine.name}, inputs of at most {self.max_length} tokens", flush=True)
