@@ -114,14 +114,13 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
 
 
 class GKE:
-    """The backend for a GKE cluster; see `Backend`."""
+    """The backend for a GKE cluster; `Backend` describes its methods."""
 
     def __init__(self, cluster: ConfigDict, calls: Calls):
         self._cluster, self._calls = cluster, calls
         self._kubectl = ["kubectl", f"--context={cluster.gke_context}"]
 
     def look(self, job: Job) -> State:
-        """Return the state of a job; see `Backend.look`."""
         try:
             found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
         except NotFound:
@@ -195,7 +194,6 @@ class GKE:
             return f"{error}\n"
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
-        """Print the output of the job in one pod."""
         pods = self._pods(name)
         if not 0 <= host < len(pods) and not self._calls.dry_run:
             known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
@@ -223,7 +221,6 @@ class GKE:
         return "no pods are left; the node pool costs money until it has scaled down"
 
     def hosts(self, name: str) -> list[str]:
-        """Return a line for each pod of the job."""
         return [
             f"{pod['metadata']['name']}: {pod['status'].get('phase', '')} "
             + "; ".join(_reasons(pod))

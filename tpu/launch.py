@@ -268,7 +268,7 @@ def tell_cost(
             saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
             stated = read_gin(asked.gin_file, bindings, asked.gin_search_paths)
             experiment = resolve(stated.preceded_by([saved]))
-            told = str(estimate(experiment, where, 1 + len(asked.also)))
+            told = estimate(experiment, where, 1 + len(asked.also))
         except FireLMError as error:  # such as a run that has not started
             told = unknown(in_one_line(error), where)
         tell(f"{job.name}: {PurePosixPath(run).name}: {told}", calls)

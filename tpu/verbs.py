@@ -131,11 +131,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     output = arguments.output or (folder if len(paths) > 1 else "")
     if output and "://" not in output:
         raise UserError(f"--output={output} would be lost with the TPUs: choose a gs:// path")
-    flags = [
-        *([f"--output={output}"] if output else []),
-        *gin_flags(arguments),
-        *arguments.rest,
-    ]
+    flags = [*([f"--output={output}"] if output else []), *gin_flags(arguments), *arguments.rest]
     asked = cli.parse(["sweep", *paths, *flags])
     checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)

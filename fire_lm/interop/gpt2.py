@@ -125,7 +125,7 @@ def gpt2_params(
     If the model is not `tied`, its output matrix is not read.
     """
     # The prefix is absent from a bare GPT2Model.
-    top = "transformer." if weights.holds_names_with("transformer.") else ""
+    top = "" if "wpe.weight" in weights else "transformer."
     wte, table = f"{top}wte.weight", (vocab, size.hidden_size)
     form = dataclasses.replace(GPT2, prefix=f"{top}h.")
     layers = [form.layer(index, weights, size) for index in range(size.num_layers)]

@@ -94,10 +94,6 @@ class Weights:
             )
         return matrix
 
-    def holds_names_with(self, prefix: str) -> bool:
-        """Return whether the name of any array begins with `prefix`."""
-        return any(name.startswith(prefix) for name in self._files)
-
     def check_all_taken(self, ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError if `take` has not read every array.
 

@@ -93,13 +93,7 @@ class Engine:
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
-            self.model,
-            self._params,
-            self.data,
-            new_tokens,
-            method,
-            tuple(stop),
-            mesh=self.mesh,
+            self.model, self._params, self.data, new_tokens, method, tuple(stop), mesh=self.mesh
         )
         ids = [np.asarray(prompt, np.int32) for prompt in prompts]
         by_prompt = writer.continue_prompts(ids, numbers, context_length)
