@@ -54,25 +54,15 @@ def build_parser() -> argparse.ArgumentParser:
     verbs.add_parser("image", parents=[where], help="build the image of this commit")
     verbs.add_parser("create", parents=[where, name], help="request TPUs without starting a job")
     verbs.add_parser("setup", parents=[where, name], help="pull the image and test the bucket")
-    verbs.add_parser(
-        "pretrain",
-        parents=[where, name, gin, before, job],
-        help="train to completion: create, set up, launch, restart when preempted, delete",
-    )
-    verbs.add_parser(
-        "finetune",
-        parents=[where, name, gin, before, job],
-        help="like pretrain, but for `fire-lm finetune`",
-    )
+    compiled, like = [where, name, gin, before, job], "like pretrain, but for `fire-lm"
+    to_completion = "train to completion: create, set up, launch, restart when preempted, delete"
+    verbs.add_parser("pretrain", parents=compiled, help=to_completion)
+    verbs.add_parser("finetune", parents=compiled, help=f"{like} finetune`")
     sweep = verbs.add_parser(
-        "sweep",
-        parents=[where, name, gin, job],
-        help="like pretrain, but for `fire-lm sweep RUN ...`",
+        "sweep", parents=[where, name, gin, job], help=f"{like} sweep RUN ...`"
     )
     evaluate = verbs.add_parser(
-        "evaluate",
-        parents=[where, name, gin, before, job],
-        help="like pretrain, but for `fire-lm evaluate RUN ...` on downstream tasks",
+        "evaluate", parents=compiled, help=f"{like} evaluate RUN ...` on downstream tasks"
     )
     for verb in (sweep, evaluate):
         verb.add_argument(

@@ -50,9 +50,7 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
 def check_there(paths: Mapping[str, str], calls: Calls) -> str:
     """Return a warning if the data of runs cannot be listed from this machine, otherwise ''.
 
-    Args:
-      paths: The name of the setting for each path.
-      calls: The interface to gcloud.
+    `paths` has the name of the setting for each path.
 
     Raises:
       UserError: There is nothing at one of the paths.

@@ -31,8 +31,6 @@ class Training:
     """The expected cost of all steps of a training run.
 
     Attributes:
-      steps: The number of steps.
-      step: The expected time of a step.
       chips: The number of chips, or 0 for this machine.
       price: The price of a chip-hour in dollars, or 0 if it is unknown.
     """

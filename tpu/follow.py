@@ -31,8 +31,6 @@ class Follower:
     """A loop that takes one job from the request for TPUs to their release.
 
     Args:
-      job: The job.
-      backend: The backend that runs the job.
       where: The cluster. Its `retries` is the number of times that lost TPUs are requested again,
         and the number of times that a job killed from outside is started again.
       progress: Returns a description of the job's progress in a few words.

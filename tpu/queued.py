@@ -11,7 +11,7 @@ import getpass
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from ml_collections import ConfigDict
 
@@ -267,10 +267,9 @@ class QueuedResources:
     def _describe(self, name: str) -> dict[str, Any] | None:
         command = ["gcloud", "compute", "tpus", "queued-resources", "describe", name, *self._where]
         try:
-            found: dict[str, Any] | None = self._calls.ask([*command, "--format=json"])
+            return cast(dict[str, Any] | None, self._calls.ask([*command, "--format=json"]))
         except NotFound:
             return None
-        return found
 
     def _all_nodes(self, name: str) -> list[str]:
         count = self._slice.count

@@ -42,7 +42,6 @@ class Gpt2(NamedTuple):
     """A GPT-2 model in the form of our decoder.
 
     Attributes:
-      size: The size of the decoder.
       vocab_size: The number of rows of the embedding, which is one more than in GPT-2.
       positions: The number of rows of the position table.
       params: The float32 parameters of the decoder with the encoding `Learned`.

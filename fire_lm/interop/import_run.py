@@ -45,13 +45,7 @@ class Gin(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """An imported model.
-
-    Attributes:
-      experiment: The experiment of the run.
-      params: The parameters of the run's model.
-      remark: What the user should know about the import, or "".
-    """
+    """An imported model, and a remark on what the user should know about the import, or ""."""
 
     experiment: Experiment
     params: Any

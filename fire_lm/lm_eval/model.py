@@ -16,9 +16,7 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.lm_eval.engine import Leader
 
-_MOST_NEW_TOKENS = 256  # the harness's default
-
-_POSITIVE = "[1-9][0-9]*"
+_POSITIVE = "[1-9][0-9]*"  # a positive integer
 # The settings of sampling in addition to the temperature.
 _SAMPLING = ("top_k", "top_p")
 
@@ -75,7 +73,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def max_gen_toks(self) -> int:
-        return _MOST_NEW_TOKENS
+        return 256  # the harness's default
 
     @property
     def eot_token_id(self) -> int:

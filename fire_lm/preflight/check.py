@@ -54,7 +54,6 @@ def preflight(
       workdir: The run directory, or "".
       saved: Functions that check saved files, keyed by the names of the checks. Each function
         returns a short description if the check passes, and otherwise raises an error.
-      prompts: The generation to compile, if any.
 
     Raises:
       UserError: A setting cannot work on this slice.
@@ -118,7 +117,6 @@ class Programs:
     """The programs that have been compiled for a slice.
 
     Attributes:
-      compiler: The compiler for the slice.
       estimates: The estimates, keyed by the name of the program.
       failures: The error of each program that does not compile. If a program does not fit in
         memory, its error also describes the nearest setting at which the program fits or, if none

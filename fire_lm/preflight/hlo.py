@@ -114,10 +114,9 @@ class Program:
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
-        """Reduce the program to one iteration (condition and body) of the loop under `scope`.
+        """Reduce the program to one iteration (condition and body) of a loop.
 
-        Args:
-          scope: The `jax.named_scope` of the loop.
+        `scope` is the `jax.named_scope` of the loop.
 
         Raises:
           RunFailed: There is no such loop, or more than one.
