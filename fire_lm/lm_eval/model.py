@@ -43,7 +43,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: str,
+        run: str = "",
         max_length: int | None = None,
         batch_size: int | str = 1,
         device: str | None = None,
@@ -52,6 +52,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     ):
         super().__init__()
         del device, max_batch_size  # options of the harness; JAX chooses the devices
+        if not run:
+            raise UserError("--model_args has no run: give run=RUN or run=RUN@STEP")
         if unknown := [name for name in more if not name.startswith("gin.")]:
             raise UserError(
                 f"--model_args: {unknown[0]} is not an argument of fire_lm, which accepts run, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from fire_lm import sharding
 from fire_lm.errors import UserError
@@ -95,11 +96,12 @@ def check_scoring(experiment: Experiment, name: str, measure: Measure | None = N
         measure refuses the model.
     """
     model, train = experiment.model, experiment.train
+    data: Any = train.data
     if measure is not None:
         label, length = experiment.label, train.trained_length
-        measure.check(RunModel(place(name), label, "", model, length, lambda: train.data))
-    elif train.data.exercises:
-        exercise_lengths(model, train.data, experiment.values("length_sweep")["lengths"], name)
+        measure.check(RunModel(place(name), label, "", model, length, lambda: data))
+    elif data.exercises:
+        exercise_lengths(model, data, experiment.values("length_sweep")["lengths"], name)
     else:
         experiment.sweep.readable_lengths(name)
 
