@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
-from fire_lm.results.metrics_log import whole_lines
 from tpu.cluster import region_of
 from tpu.commands import CallFailed, Calls, NoAccount, NotFound, Refused, in_one_line
 
@@ -171,19 +172,27 @@ def progress(workdir: str, calls: Calls) -> str:
         return ""
     path = f"{workdir}/metrics*.jsonl"  # The range below selects the last lines of each part.
     try:
-        return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))
+        return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]).encode())
     except CallFailed:
         return ""
 
 
 def last_step(metrics: Path) -> str:
     """Describe the progress of a run on this machine, given its metrics file; see `progress`."""
-    return in_words(metrics.read_text()[-4096:]) if metrics.exists() else ""
+    return in_words(metrics.read_bytes()[-4096:]) if metrics.exists() else ""
 
 
-def in_words(printed: str) -> str:
-    """Describe the newest complete line in an excerpt of one or more metrics files."""
-    steps = [facts for facts, _ in whole_lines(printed.encode())]
+def in_words(excerpt: bytes) -> str:
+    """Describe the newest step in an excerpt of one or more metrics files.
+
+    Lines that are incomplete, damaged, or of another program are skipped.
+    """
+    steps = []
+    for line in excerpt.decode(errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            facts = json.loads(line)
+            if isinstance(facts, dict) and isinstance(facts.get("step"), int):
+                steps.append(facts)
     if not steps:
         return ""
     last = max(steps, key=lambda facts: facts["step"])

@@ -63,7 +63,9 @@ def preflight(
     if score is not None:
         compiler.mesh(score.mesh)
     sharding.tree_shardings(train.abstract_state(), mesh)
-    parts, libtpu = parts_of_batch(mesh), compiler_name()
+    # The hosts of the slice divide every batch into this number of parts.
+    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
+    libtpu = compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if not train.init_from:
         limits = checked(
@@ -202,16 +204,6 @@ def check_surroundings(
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
         yield checked(name, check)
-
-
-def parts_of_batch(mesh: Mesh) -> int:
-    """Return the number of parts into which the hosts of a slice divide every batch.
-
-    Raises:
-      UserError: The parts would differ in size.
-    """
-    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
-    return parts
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
