@@ -72,7 +72,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
     except Exception as error:  # ml_collections and the user's own code raise various errors.
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(config, ConfigDict) or {*base()} - {*config}:
-        raise UserError(f"{path}: get_config returns {config}, but it must return what site() does")
+        kind = type(config).__name__
+        raise UserError(f"{path}: get_config returns {kind}: it must return the fields of site()")
     for override in overrides:
         _override(config, override)
     empty = [field for field in _REQUIRED if not config[field]]

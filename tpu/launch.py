@@ -46,10 +46,11 @@ def prepared(
     compiled: Sequence[Sequence[str]] = (),
     leave: threading.Event | None = None,
     expected: Training | str = "",
-) -> Follower | None:
-    """Run all checks that are possible before TPUs are requested, and return the job's follower.
+) -> Callable[[], None]:
+    """Run all checks that are possible before TPUs are requested, and return what follows the job.
 
-    In a dry run, print the calls that the job would make over its lifetime, and return None.
+    In a dry run, print the calls that the job would make over its lifetime; the function that is
+    returned then does nothing.
 
     Args:
       workdir: The run directory whose progress is shown, or "".
@@ -72,8 +73,8 @@ def prepared(
         tell(f"{job.name}: {expected}", calls)
     if calls.dry_run:
         _print_life(backend, job, getattr(arguments, "keep", False))
-        return None
-    return Follower(
+        return lambda: None
+    follower = Follower(
         job,
         backend,
         where,
@@ -83,6 +84,7 @@ def prepared(
         detach=getattr(arguments, "detach", False),
         leave=leave,
     )
+    return follower.follow
 
 
 def _print_life(backend: Backend, job: Job, keep: bool) -> None:
@@ -118,11 +120,11 @@ def _preflight(
       UserError: The configuration is invalid.
       RunFailed: The job would not work on this slice.
     """
-    from fire_lm.preflight.step_time import reported_step_time  # imports JAX
-
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
     if not calls.dry_run and backend.look(job).stage not in starts:
         return None
+    from fire_lm.preflight.step_time import reported_step_time  # imports JAX
+
     step = None
     names = [where.accelerator]
     if job.slices:  # the fewest slices have the least memory

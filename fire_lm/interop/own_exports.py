@@ -34,7 +34,7 @@ from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
 
 
 def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Return the parameters of `model` from an exported folder with the `config.json` `config`.
+    """Return the parameters of `model` from a folder, whose `config.json` has the fields `config`.
 
     Raises:
       UserError: The arrays do not belong to `model`, or an array that is not a parameter of `model`
