@@ -9,12 +9,7 @@ import traceback
 
 from fire_lm.cli import check_once, warn_of_overridden_bindings
 from fire_lm.cli.argument_checks import check_not_empty, flags_of
-from fire_lm.cli.argument_types import (
-    Parser,
-    names,
-    number,
-    ranges,
-)
+from fire_lm.cli.argument_types import Parser, names, number, ranges
 from fire_lm.console import Guarded, standard_streams
 from fire_lm.errors import (
     FireLMError,
@@ -59,25 +54,15 @@ def build_parser() -> argparse.ArgumentParser:
     verbs.add_parser("image", parents=[where], help="build the image of this commit")
     verbs.add_parser("create", parents=[where, name], help="request TPUs without starting a job")
     verbs.add_parser("setup", parents=[where, name], help="pull the image and test the bucket")
-    verbs.add_parser(
-        "pretrain",
-        parents=[where, name, gin, before, job],
-        help="train to completion: create, set up, launch, restart when preempted, delete",
-    )
-    verbs.add_parser(
-        "finetune",
-        parents=[where, name, gin, before, job],
-        help="like pretrain, but for `fire-lm finetune`",
-    )
+    compiled, like = [where, name, gin, before, job], "like pretrain, but for `fire-lm"
+    to_completion = "train to completion: create, set up, launch, restart when preempted, delete"
+    verbs.add_parser("pretrain", parents=compiled, help=to_completion)
+    verbs.add_parser("finetune", parents=compiled, help=f"{like} finetune`")
     sweep = verbs.add_parser(
-        "sweep",
-        parents=[where, name, gin, job],
-        help="like pretrain, but for `fire-lm sweep RUN ...`",
+        "sweep", parents=[where, name, gin, job], help=f"{like} sweep RUN ...`"
     )
     evaluate = verbs.add_parser(
-        "evaluate",
-        parents=[where, name, gin, before, job],
-        help="like pretrain, but for `fire-lm evaluate RUN ...` on downstream tasks",
+        "evaluate", parents=compiled, help=f"{like} evaluate RUN ...` on downstream tasks"
     )
     for verb in (sweep, evaluate):
         verb.add_argument(
@@ -180,7 +165,12 @@ def _seconds(text: str) -> float:
 
 # The verbs that pass flags on to a fire-lm command.
 _PASSED_ON = ("pretrain", "finetune", "sweep", "evaluate", "grid", "render")
-_PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied"}
+# Flags that contain a name: for each prefix, where they are collected, and how the help has them.
+_PREFIXES = {
+    "--cluster.": ("overrides", "cluster.FIELD"),
+    "--gin.": ("bindings", "gin.NAME"),
+    "--vary.": ("varied", "vary.NAME"),
+}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -189,25 +179,23 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     Flags with the same prefix, such as --gin., are collected in a list. Unknown flags are collected
     in `rest`, for the fire-lm command that runs on the hosts.
     """
-    named: dict[str, list[str]] = {name: [] for name in _PREFIXES.values()}
+    named: dict[str, list[str]] = {prefix: [] for prefix in _PREFIXES}
     others = []
     for argument in arguments:
         prefix = next((p for p in _PREFIXES if argument.startswith(p)), "")
         if prefix and "=" not in argument:
             raise UserError(f"{argument} has no value: write {argument}=VALUE")
         if prefix:
-            named[_PREFIXES[prefix]].append(argument.removeprefix(prefix))
+            named[prefix].append(argument.removeprefix(prefix))
         else:
             others.append(argument)
     parser = build_parser()
     parsed, rest = parser.parse_known_args(others)
     flags = flags_of(parser, parsed)
-    for name, values in named.items():
-        flag = next(prefix for prefix, kind in _PREFIXES.items() if kind == name)
-        if values and f"{flag}{'FIELD' if flag == '--cluster.' else 'NAME'}"[2:] not in vars(
-            parsed
-        ):
-            raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags: remove them")
+    for prefix, values in named.items():
+        name, in_help = _PREFIXES[prefix]
+        if values and in_help not in vars(parsed):
+            raise UserError(f"`python -m tpu {parsed.verb}` takes no {prefix} flags: remove them")
         setattr(parsed, name, values)
     if rest and parsed.verb not in _PASSED_ON:
         near = nearest(rest[0].partition("=")[0], flags.values())
@@ -216,7 +204,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_not_empty(parsed, flags)
     check_arguments(arguments)
     check_once([argument for argument in others if argument.startswith("--")])
-    warn_of_overridden_bindings(named["overrides"], "--cluster.", "tpu")
+    warn_of_overridden_bindings(parsed.overrides, "--cluster.", "tpu")
     parsed.rest = rest
     return parsed
 
@@ -231,8 +219,7 @@ def _main(given: list[str], output: Guarded | None) -> int:
     try:
         parsed = parse(given)
         if output is not None:  # the other verbs print the progress of their work
-            dry = getattr(parsed, "dry_run", False)
-            output.required = dry or parsed.verb in ("status", "render", "logs")
+            output.required = parsed.dry_run or parsed.verb in ("status", "render", "logs")
         silence_logs()
         from tpu import verbs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -50,9 +51,7 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
 def check_there(paths: Mapping[str, str], calls: Calls) -> str:
     """Return a warning if the data of runs cannot be listed from this machine, otherwise ''.
 
-    Args:
-      paths: The name of the setting for each path.
-      calls: The interface to gcloud.
+    `paths` has the name of the setting for each path.
 
     Raises:
       UserError: There is nothing at one of the paths.
@@ -102,7 +101,7 @@ def far(location: str, region: str, name: str) -> str:
     if not place or place == region:
         return ""
     # Map the first letters of multi-regions and dual-regions (nam4, eur5, asia1) to continents.
-    continents = {"us": "us", "nam": "us", "eu": "europe", "eur": "europe", "asia": "asia"}
+    continents = {"nam": "us", "northamerica": "us", "eu": "europe", "eur": "europe"}
     first = re.match(r"[a-z]*", place)
     assert first is not None
     continent = continents.get(first[0], first[0])
@@ -173,21 +172,29 @@ def progress(workdir: str, calls: Calls) -> str:
         return ""
     path = f"{workdir}/metrics*.jsonl"  # The range below selects the last lines of each part.
     try:
-        return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))
+        return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]).encode())
     except CallFailed:
         return ""
 
 
 def last_step(metrics: Path) -> str:
     """Describe the progress of a run on this machine, given its metrics file; see `progress`."""
-    return in_words(metrics.read_text()[-4096:]) if metrics.exists() else ""
+    return in_words(metrics.read_bytes()[-4096:]) if metrics.exists() else ""
 
 
-def in_words(printed: str) -> str:
-    """Describe the newest complete line in an excerpt of one or more metrics files."""
-    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
-    if not lines:
+def in_words(excerpt: bytes) -> str:
+    """Describe the newest step in an excerpt of one or more metrics files.
+
+    Lines that are incomplete, damaged, or of another program are skipped.
+    """
+    steps = []
+    for line in excerpt.decode(errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            facts = json.loads(line)
+            if isinstance(facts, dict) and isinstance(facts.get("step"), int):
+                steps.append(facts)
+    if not steps:
         return ""
-    last = max(map(json.loads, lines), key=lambda facts: facts["step"])
+    last = max(steps, key=lambda facts: facts["step"])
     loss = f", loss {last['loss']:.3f}" if "loss" in last else ""
     return f"step {last['step']:,}{loss}, {last.get('tokens_per_second', 0):,.0f} tokens/s"

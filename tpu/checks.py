@@ -38,7 +38,7 @@ def check_run(config: Experiment, where: ConfigDict) -> tuple[int, ...]:
     """
     from fire_lm.preflight.plan import check_plan, local_paths, slices_that_fit
 
-    for name, path in local_paths(config).items():
+    for name, path in local_paths(config):
         check_readable(name, path, where)
     run = config.train
     check_plan(run, slice_of(where))
@@ -58,7 +58,7 @@ def check_here(config: Experiment) -> None:
     from fire_lm.storage import in_bucket
 
     instead = "correct it, or write the data first with `fire-lm corpus`: docs/data.md"
-    for name, path in local_paths(config).items():
+    for name, path in local_paths(config):
         if name == "DATA_DIR" and config.train.data.exercises:
             continue  # made while training; the binding serves sweeps of text only
         run = path.rpartition("@")[0]  # of a RUN@STEP

@@ -71,6 +71,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config: ConfigDict = module.get_config()
     except Exception as error:  # ml_collections and the user's own code raise various errors.
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(config, ConfigDict) or {*base()} - {*config}:
+        kind = type(config).__name__
+        raise UserError(f"{path}: get_config returns {kind}: it must return the fields of site()")
     for override in overrides:
         _override(config, override)
     empty = [field for field in _REQUIRED if not config[field]]
@@ -143,7 +146,10 @@ def _price(field: str, value: str) -> float:
 
 def slice_of(config: ConfigDict) -> Slice:
     """Return the slice or slices of a cluster."""
-    return parse_slice(config.accelerator)
+    try:
+        return parse_slice(config.accelerator)
+    except UserError as error:
+        raise UserError(str(error).replace("--slice=", "--cluster.accelerator=")) from error
 
 
 def region_of(config: ConfigDict) -> str:

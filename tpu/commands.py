@@ -69,7 +69,23 @@ class Calls:
         if self.dry_run:
             print(shlex.join(arguments) + (f" <<'END'\n{stdin}END" if stdin else ""))
             return ""
-        return self._run(arguments, stdin)
+        try:
+            done = subprocess.run(
+                list(arguments),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+                check=False,
+            )
+        except OSError as error:
+            raise _missing(arguments[0], error) from error
+        except subprocess.TimeoutExpired as error:
+            raise CallFailed(f"no reply in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
+        if done.returncode:
+            raise _failure(arguments, done.returncode, done.stderr or done.stdout)
+        return done.stdout
 
     def read(self, arguments: Sequence[str]) -> str:
         """Make a call that changes nothing, and return its output, which is empty in a dry run."""
@@ -99,25 +115,6 @@ class Calls:
             raise _missing(arguments[0], error) from error
         if code:
             raise CallFailed(f"`{shlex.join(arguments)}` ended with exit code {code}")
-
-    def _run(self, arguments: Sequence[str], stdin: str = "") -> str:
-        try:
-            done = subprocess.run(
-                list(arguments),
-                input=stdin,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
-            )
-        except OSError as error:
-            raise _missing(arguments[0], error) from error
-        except subprocess.TimeoutExpired as error:
-            raise CallFailed(f"no reply in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
-        if done.returncode:
-            raise _failure(arguments, done.returncode, done.stderr or done.stdout)
-        return done.stdout
 
 
 def _missing(program: str, error: OSError) -> UserError:

@@ -31,8 +31,6 @@ class Training:
     """The expected cost of all steps of a training run.
 
     Attributes:
-      steps: The number of steps.
-      step: The expected time of a step.
       chips: The number of chips, or 0 for this machine.
       price: The price of a chip-hour in dollars, or 0 if it is unknown.
     """
@@ -55,7 +53,7 @@ class Training:
         return (
             f"{self.steps:,} steps x {step} ms = {hours} h on {self.chips} chips = "
             f"{in_words(self.chip_hours, self.price)} "
-            f"(step time: {self.step.source}; {_MORE}{_how_to_price(self)})"
+            f"(step time: {self.step.source}; {_MORE}{_how_to_price(self.chips, self.price)})"
         )
 
 
@@ -102,54 +100,31 @@ def _flops_of_products() -> float:
     return 2 * size**3 / min(times) * len(usable_cores() or [1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Scoring:
-    """The expected cost of scoring one checkpoint of a run, or some of the examples of a task.
-
-    Attributes:
-      time: The expected time of one unit.
-      count: The number of units.
-      each: What the units are, such as "per checkpoint".
-      chips, price: See `Training`.
-      rest: What adds to the cost.
-    """
-
-    time: StepTime
-    count: int
-    each: str
-    chips: int
-    price: float
-    rest: str
-
-    def __str__(self) -> str:
-        chip_hours = self.count * self.time.seconds / 3600 * self.chips
-        return (
-            f"{in_words(chip_hours, self.price)} {self.each} on {self.chips} chips (an estimate "
-            f"from FLOPs, {self.time.source}; {self.rest}{_how_to_price(self)})"
-        )
-
-
-def of_sweep(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
-    """Return the expected cost of a length sweep with a number of settings (`--also`)."""
+def of_sweep(config: Experiment, where: ConfigDict, settings: int = 1) -> str:
+    """Describe the expected cost of a length sweep with a number of settings (`--also`)."""
     from fire_lm.preflight.step_time import expected_sweep_time  # imports JAX
 
-    sweep, slices = config.sweep, slice_of(where)
-    time = expected_sweep_time(sweep, slices)
+    time = expected_sweep_time(config.sweep, slice_of(where))
     rest = "start-up, compiling and reading add to it"
-    price = where.price_per_chip_hour
-    return Scoring(time, settings, "per checkpoint", slices.chips, price, rest)
+    return _of_scoring(time, settings, "per checkpoint", where, rest)
 
 
-def of_evaluation(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
-    """Return the expected cost of reading the examples of a downstream task."""
+def of_evaluation(config: Experiment, where: ConfigDict, settings: int = 1) -> str:
+    """Describe the expected cost of reading the examples of a downstream task."""
     from fire_lm.preflight.step_time import expected_reading_time  # imports JAX
 
-    asked, slices = config.task, slice_of(where)
-    time = expected_reading_time(config.model, asked, slices)
+    time = expected_reading_time(config.model, config.task, slice_of(where))
     rest = "start-up, compiling and, above all, decoding add to it"
-    each = "per checkpoint and 1,000 examples"
-    price = where.price_per_chip_hour
-    return Scoring(time, 1000 * settings, each, slices.chips, price, rest)
+    return _of_scoring(time, 1000 * settings, "per checkpoint and 1,000 examples", where, rest)
+
+
+def _of_scoring(time: StepTime, count: int, each: str, where: ConfigDict, rest: str) -> str:
+    """Describe the cost of `count` units, each of which takes `time`; `rest` adds to the cost."""
+    chips, price = slice_of(where).chips, where.price_per_chip_hour
+    return (
+        f"{in_words(count * time.seconds / 3600 * chips, price)} {each} on {chips} chips (an "
+        f"estimate from FLOPs, {time.source}; {rest}{_how_to_price(chips, price)})"
+    )
 
 
 def table(costs: Mapping[str, Training], at_once: int) -> str:
@@ -179,7 +154,7 @@ def total(costs: Mapping[str, Training], at_once: int) -> str:
     hours = f"{len(arms)} arms, {len(ends)} at a time: {_rounded(max(ends))} h"
     chip_hours, price = sum(arm.chip_hours for arm in arms), arms[0].price
     cost = f" = {in_words(chip_hours, price)}" if chip_hours else ""
-    return f"{hours}{cost} ({_MORE}{_how_to_price(arms[0])})"
+    return f"{hours}{cost} ({_MORE}{_how_to_price(arms[0].chips, price)})"
 
 
 def unknown(why: str, where: ConfigDict) -> str:
@@ -202,6 +177,5 @@ def _rounded(amount: float) -> str:
     return f"{amount:,.1f}" if amount < 100 else f"{amount:,.0f}"
 
 
-def _how_to_price(cost: Training | Scoring) -> str:
-    known = cost.price or not cost.chips
-    return "" if known else "; --cluster.price_per_chip_hour=DOLLARS adds dollars"
+def _how_to_price(chips: int, price: float) -> str:
+    return "" if price or not chips else "; --cluster.price_per_chip_hour=DOLLARS adds dollars"

@@ -36,15 +36,12 @@ def experiment_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def gin_flags(arguments: argparse.Namespace) -> list[str]:
-    paths = arguments.gin_search_paths
+    folders = [folder for folder in arguments.gin_search_paths.split(",") if folder]
     if not getattr(arguments, "local", False):
-        folders = [folder_for_hosts(folder) for folder in paths.split(",") if folder]
-        paths = ",".join(folders)
+        folders = [folder_for_hosts(folder) for folder in folders]
     elif Path.cwd() != ROOT:
-        folders = [*(folder for folder in paths.split(",") if folder), "."]
-        paths = ",".join(
-            folder if "://" in folder else str(Path(folder).resolve()) for folder in folders
-        )
+        folders = [x if "://" in x else str(Path(x).resolve()) for x in (*folders, ".")]
+    paths = ",".join(folders)
     return [
         *(f"--gin_file={for_hosts(path, arguments, paths)}" for path in arguments.gin_file),
         *([f"--gin_search_paths={paths}"] if paths else []),
@@ -120,10 +117,7 @@ def check_experiment(
 ) -> Experiment:
     """Load and check the configuration of `fire-lm VERB`.
 
-    Args:
-      flags: The flags of the command.
-      verb: The command.
-      source: The run in INIT_FROM, if it has already been read.
+    `source` is the run in INIT_FROM, if it has already been read.
 
     Raises:
       UserError: The configuration is invalid or belongs to another verb, or a path still contains

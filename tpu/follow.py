@@ -31,12 +31,9 @@ class Follower:
     """A loop that takes one job from the request for TPUs to their release.
 
     Args:
-      job: The job.
-      backend: The backend that runs the job.
       where: The cluster. Its `retries` is the number of times that lost TPUs are requested again,
         and the number of times that a job killed from outside is started again.
       progress: Returns a description of the job's progress in a few words.
-      say: Called with each line to print.
       every: The number of seconds between checks of the job's state.
       keep: Whether to keep the TPUs when the job has ended.
       detach: Whether to return once the job is running.
@@ -50,7 +47,6 @@ class Follower:
         where: ConfigDict,
         *,
         progress: Callable[[], str] = lambda: "",
-        say: Callable[[str], None] = lambda words: print(words, flush=True),
         every: float = 60.0,
         keep: bool = False,
         detach: bool = False,
@@ -59,7 +55,7 @@ class Follower:
         self._job, self._backend, self._retries = job, backend, where.retries
         self._status = command("status", where)
         self._delete = command("delete", where, job.name)
-        self._progress, self._say, self._every = progress, say, every
+        self._progress, self._every = progress, every
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
         self._told = self._done_so_far = ""
@@ -277,6 +273,9 @@ class Follower:
             f"{name} has ended, but ITS TPUS MAY STILL EXIST: releasing them failed\n"
             f"check with {self._status}; {self._delete} tries again"
         )
+
+    def _say(self, words: str) -> None:
+        print(words, flush=True)
 
     def _tell(self, words: str) -> None:
         if words != self._told:

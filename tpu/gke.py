@@ -27,8 +27,6 @@ _ACCELERATOR = {
     "v5p": "tpu-v5p-slice",
     "v6e": "tpu-v6e-slice",
 }
-_STATUS = "replicatedJobsStatus"
-_OWNER = "jobset.sigs.k8s.io/jobset-name"
 # The exit codes of a container after which a job is not restarted.
 _FINAL = [code for code in host.FINAL if code]
 
@@ -114,14 +112,13 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
 
 
 class GKE:
-    """The backend for a GKE cluster; see `Backend`."""
+    """The backend for a GKE cluster; `Backend` describes its methods."""
 
     def __init__(self, cluster: ConfigDict, calls: Calls):
         self._cluster, self._calls = cluster, calls
         self._kubectl = ["kubectl", f"--context={cluster.gke_context}"]
 
     def look(self, job: Job) -> State:
-        """Return the state of a job; see `Backend.look`."""
         try:
             found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
         except NotFound:
@@ -157,9 +154,9 @@ class GKE:
 
     def _pods(self, name: str) -> list[dict[str, Any]]:
         """Return the pods of a job, in the order of its slices and their hosts."""
-        chosen = [*self._kubectl, "get", "pods", f"--selector={_OWNER}={name}", "-o", "json"]
-        found: list[dict[str, Any]] = (self._calls.ask(chosen) or {"items": []})["items"]
-        return sorted(found, key=_indices)
+        selector = f"--selector=jobset.sigs.k8s.io/jobset-name={name}"
+        found = self._calls.ask([*self._kubectl, "get", "pods", selector, "-o", "json"])
+        return sorted((found or {"items": []})["items"], key=_indices)
 
     def _codes(self, name: str) -> set[int]:
         """Return the exit codes of the containers that have ended."""
@@ -195,7 +192,6 @@ class GKE:
             return f"{error}\n"
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
-        """Print the output of the job in one pod."""
         pods = self._pods(name)
         if not 0 <= host < len(pods) and not self._calls.dry_run:
             known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
@@ -223,7 +219,6 @@ class GKE:
         return "no pods are left; the node pool costs money until it has scaled down"
 
     def hosts(self, name: str) -> list[str]:
-        """Return a line for each pod of the job."""
         return [
             f"{pod['metadata']['name']}: {pod['status'].get('phase', '')} "
             + "; ".join(_reasons(pod))
@@ -244,9 +239,7 @@ def _indices(pod: dict[str, Any]) -> tuple[int, ...]:
 def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None:
     """Return the final state of a JobSet according to its conditions, or None if it has not ended.
 
-    Args:
-      found: The JobSet.
-      codes: The exit codes of its containers.
+    `codes` are the exit codes of its containers.
     """
     conditions = {
         condition["type"]: condition
@@ -281,7 +274,9 @@ def _row(found: dict[str, Any], cluster: ConfigDict) -> dict[str, str]:
     pod = jobs[0]["template"]["spec"]["template"]["spec"] if jobs else {}
     selector = pod.get("nodeSelector", {})
     slices = int(jobs[0].get("replicas", 1)) if jobs else 0
-    ready = sum(int(s.get("ready", 0)) for s in found.get("status", {}).get(_STATUS, []))
+    ready = sum(
+        int(s.get("ready", 0)) for s in found.get("status", {}).get("replicatedJobsStatus", [])
+    )
     topology = selector.get("cloud.google.com/gke-tpu-topology", "")
     chips = math.prod(int(side) for side in topology.split("x")) if topology else 0
     return {

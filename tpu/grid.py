@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from fire_lm.console import duration
+from fire_lm.console import columns, duration
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
@@ -43,7 +43,6 @@ def arms(
 
     Args:
       positions: The names of files in configs/positions.
-      seeds: The seeds.
       varied: The values of each varied binding. A value of `gin_file` is a list of files separated
         by commas; an empty list gives an arm without such files.
 
@@ -108,13 +107,9 @@ def arm_job(
     """Return a job that trains an arm and then scores every length.
 
     Args:
-      arm: The arm.
-      grid: The name of the grid.
-      folder: The folder of the grid.
       flags: The flags that all arms share.
       fire_lm: The command, as a list of words, that starts `fire-lm` where the job runs.
       scoring: The verb that scores the run, followed by its flags.
-      bindings: The gin bindings of the arm; see `Job`.
     """
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
@@ -184,12 +179,8 @@ class Table:
             print(f"{time.strftime('%H:%M')} {line}", flush=True)
 
     def __str__(self) -> str:
-        width = max(len(arm.name) for arm in self._states)
-        rows = [
-            f"{arm.name:{width}}  {state:8}  {self._progress(arm)}".rstrip()
-            for arm, state in self._states.items()
-        ]
-        return "\n".join([f"{'arm':{width}}  state     newest step", *rows])
+        rows = [[arm.name, state, self._progress(arm)] for arm, state in self._states.items()]
+        return "\n".join(columns([["arm", "state", "newest step"], *rows]))
 
 
 def run(
@@ -207,11 +198,9 @@ def run(
     """Run all arms that are not done, `at_once` at a time; a failed arm does not stop other arms.
 
     Args:
-      arms: The arms.
       run_arm: Runs an arm to its end, and raises an error if the arm fails.
       is_done: Returns whether an arm is already done.
       progress: Returns the newest step of an arm in a few words, for the table at the end.
-      at_once: The number of arms to run at a time.
       stop: Makes the running arms end soon, and prevents waiting arms from starting.
       log: Returns the path of an arm's output, which is printed when the arm starts; empty if
         the path need not be printed.

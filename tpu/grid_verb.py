@@ -226,9 +226,7 @@ def cloud_grid(
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
         compiled = [preflight_flags(job.folder, [*flags, *arm.flags])]
-        follower = prepared(job, job.folder, arguments, where, calls, compiled, leave, costs[arm])
-        if follower is not None:
-            follower.follow()
+        prepared(job, job.folder, arguments, where, calls, compiled, leave, costs[arm])()
 
     if calls.dry_run:
         for arm in jobs:

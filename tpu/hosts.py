@@ -54,8 +54,6 @@ def judge(
     Args:
       report: A row for each host that responded; see `tpu.queued`.
       standing: The slices on which the job is to run.
-      job: The job.
-      where: The cluster.
 
     Raises:
       UserError: Another job is running on the hosts.

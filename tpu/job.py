@@ -104,7 +104,6 @@ class State:
     """The state of a job.
 
     Attributes:
-      stage: The stage of the job.
       why: Further details, with instructions if the user can act on them.
       code: The exit code of a job that failed.
     """

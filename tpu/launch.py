@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import shlex
@@ -45,17 +46,14 @@ def prepared(
     compiled: Sequence[Sequence[str]] = (),
     leave: threading.Event | None = None,
     expected: Training | str = "",
-) -> Follower | None:
-    """Run all checks that are possible before TPUs are requested, and return the job's follower.
+) -> Callable[[], None]:
+    """Run all checks that are possible before TPUs are requested, and return what follows the job.
 
-    In a dry run, print the calls that the job would make over its lifetime, and return None.
+    In a dry run, print the calls that the job would make over its lifetime; the function that is
+    returned then does nothing.
 
     Args:
-      job: The job.
       workdir: The run directory whose progress is shown, or "".
-      arguments: The arguments of the command line.
-      where: The cluster.
-      calls: The interface to external programs.
       compiled: The flags of each `fire-lm preflight` to run; --no_preflight skips all of them.
       leave: An event that makes the follower stop.
       expected: The expected cost of the job, or a line about it, which is printed.
@@ -70,22 +68,23 @@ def prepared(
         if step is not None and isinstance(expected, Training):
             expected = dataclasses.replace(expected, step=step)
     check_before(where, calls)
-    _check_with(calls, "image", lambda calls: images.check(where.image, where, calls))
+    _check_with(calls, "image", functools.partial(images.check, where.image, where))
     if expected:
         tell(f"{job.name}: {expected}", calls)
     if calls.dry_run:
         _print_life(backend, job, getattr(arguments, "keep", False))
-        return None
-    return Follower(
+        return lambda: None
+    follower = Follower(
         job,
         backend,
         where,
-        progress=lambda: bucket.progress(workdir, calls) if workdir else "",
+        progress=lambda: bucket.progress(workdir, calls),
         every=60.0 if arguments.every is None else arguments.every,
         keep=getattr(arguments, "keep", False),
         detach=getattr(arguments, "detach", False),
         leave=leave,
     )
+    return follower.follow
 
 
 def _print_life(backend: Backend, job: Job, keep: bool) -> None:
@@ -124,6 +123,8 @@ def _preflight(
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
     if not calls.dry_run and backend.look(job).stage not in starts:
         return None
+    from fire_lm.preflight.step_time import reported_step_time  # imports JAX
+
     step = None
     names = [where.accelerator]
     if job.slices:  # the fewest slices have the least memory
@@ -139,22 +140,13 @@ def _preflight(
             report = Path(folder) / "report.json"
             command += [f"--json={report}", *flags]
             code = subprocess.run(command, cwd=images.ROOT, check=False).returncode
-            step = _step_time(report)
+            step = reported_step_time(json.loads(report.read_text())) if report.exists() else None
         problem = f"{job.name}: preflight ended with exit code {code}, so no TPUs were requested"
         if code == 2:
             raise UserError(f"{problem}\n--no_preflight skips it")
         if code:
             raise RunFailed(f"{problem}\n--no_preflight skips it")
     return step
-
-
-def _step_time(report: Path) -> StepTime | None:
-    """Return the time of a training step in a report of preflight, or None if it has none."""
-    if not report.exists():
-        return None
-    from fire_lm.preflight.step_time import reported_step_time  # imports JAX
-
-    return reported_step_time(json.loads(report.read_text()))
 
 
 def preflight_flags(workdir: str, flags: Sequence[str]) -> list[str]:
@@ -180,12 +172,6 @@ def tell(text: str, calls: Calls) -> None:
     print("\n".join(f"{'# ' * calls.dry_run}{line}" for line in text.split("\n")), flush=True)
 
 
-def _warn(warning: str) -> None:
-    if warning:
-        sys.stdout.flush()
-        print(f"tpu: {warning}", file=sys.stderr, flush=True)
-
-
 def attempt(check: Callable[[], None], calls: Calls) -> None:
     """Run a check that a launch must pass; in a dry run, only print why it would not pass.
 
@@ -206,15 +192,21 @@ def attempt(check: Callable[[], None], calls: Calls) -> None:
             print(f"tpu: {said}: {error}", file=sys.stderr, flush=True)
 
 
-def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None:
-    """Run a check that makes calls, all of which only read.
+def _check_with(calls: Calls, name: str, check: Callable[[Calls], str | None]) -> None:
+    """Run a check that makes calls, all of which only read, and print the warning that it returns.
 
     A dry run prints these calls and also makes them once, to say what a launch would refuse.
     """
-    check(calls)
+
+    def warned(calls: Calls) -> None:
+        if warning := check(calls):
+            sys.stdout.flush()
+            print(f"tpu: {warning}", file=sys.stderr, flush=True)
+
+    warned(calls)
     if calls.dry_run and name not in calls.told:
         calls.told.add(name)
-        attempt(lambda: check(Calls()), calls)
+        attempt(lambda: warned(Calls()), calls)
 
 
 def experiment_of(flags: Sequence[str], verb: str, calls: Calls) -> Experiment | None:
@@ -239,14 +231,10 @@ def check_data(configs: Iterable[Experiment], where: ConfigDict, calls: Calls) -
     from fire_lm.preflight.plan import bucket_paths  # imports JAX
 
     paths = {path: name for config in configs for path, name in bucket_paths(config).items()}
-
     if paths:
-        _check_with(calls, "data", lambda calls: _warn(bucket.check_there(paths, calls)))
+        _check_with(calls, "data", functools.partial(bucket.check_there, paths))
     for name in sorted(checks.data_buckets(paths, where)):
-
-        def check_region(calls: Calls, name: str = name) -> None:
-            _warn(bucket.check_region(name, where, calls))
-
+        check_region = functools.partial(bucket.check_region, name, where)
         _check_with(calls, f"bucket {name}", check_region)
 
 
@@ -268,7 +256,7 @@ def tell_cost(
             saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
             stated = read_gin(asked.gin_file, bindings, asked.gin_search_paths)
             experiment = resolve(stated.preceded_by([saved]))
-            told = str(estimate(experiment, where, 1 + len(asked.also)))
+            told = estimate(experiment, where, 1 + len(asked.also))
         except FireLMError as error:  # such as a run that has not started
             told = unknown(in_one_line(error), where)
         tell(f"{job.name}: {PurePosixPath(run).name}: {told}", calls)
@@ -286,6 +274,6 @@ def check_before(where: ConfigDict, calls: Calls) -> None:
                 "run: eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
             ) from error
 
-    _check_with(calls, "bucket", lambda calls: _warn(bucket.check(where, calls)))
+    _check_with(calls, "bucket", functools.partial(bucket.check, where))
     if not where.gke_context and cluster.slice_of(where).hosts > 1:
         _check_with(calls, "key", check_key)

@@ -11,7 +11,7 @@ import getpass
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from ml_collections import ConfigDict
 
@@ -53,7 +53,7 @@ _REPORT = (
 
 
 class QueuedResources:
-    """The backend for queued resources; see `Backend`."""
+    """The backend for queued resources; `Backend` describes its methods."""
 
     def __init__(self, cluster: ConfigDict, caller: Calls):
         self._cluster, self._calls = cluster, caller
@@ -61,7 +61,6 @@ class QueuedResources:
         self._slice = slice_of(cluster)
 
     def look(self, job: Job) -> State:
-        """Return the state of a job; see `Backend.look`."""
         found = self._describe(job.name)
         if self._calls.dry_run:
             self._standing(job)
@@ -131,7 +130,6 @@ class QueuedResources:
         return [(*row, "", "")[:4] for row in rows]
 
     def create(self, job: Job) -> None:
-        """Request the TPUs."""
         name, one, cluster = job.name, self._slice, self._cluster
         nodes = [f"--node-id={name}"]
         if one.count > 1:
@@ -152,7 +150,6 @@ class QueuedResources:
         )
 
     def setup(self, name: str) -> None:
-        """Pull the image on every host and check that every host can write to the bucket."""
         registry, image = self._cluster.image.partition("/")[0], self._cluster.image
         self._patiently(
             name,
@@ -164,7 +161,6 @@ class QueuedResources:
         self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
 
     def launch(self, job: Job) -> None:
-        """Start the job on all hosts; if that fails, remove it from all hosts."""
         self._remove(job.name)
         try:
             standing = self._standing(job) if job.slices else Standing({})
@@ -212,12 +208,10 @@ class QueuedResources:
         self._on_all(name, f"sudo docker rm --force {_CONTAINER} >/dev/null 2>&1 || true")
 
     def tail(self, name: str, lines: int) -> str:
-        """Return the last lines that the job printed on its first host."""
         command = f"sudo docker logs --tail={lines} {_CONTAINER} 2>&1"
         return self._calls.change(self._ssh(self._nodes(name)[0], command, worker="0"))
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
-        """Print the output of the job on one host."""
         command = f"sudo docker logs --tail={lines} {'--follow ' if follow else ''}{_CONTAINER}"
         nodes = self._nodes(name)
         per_node = self._slice.hosts // self._slice.count
@@ -235,11 +229,6 @@ class QueuedResources:
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
-        """Delete the request, which ends the job and releases the TPUs.
-
-        Returns:
-          A description of the outcome.
-        """
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
@@ -249,7 +238,6 @@ class QueuedResources:
         return "its TPUs are released"
 
     def hosts(self, name: str) -> list[str]:
-        """Return a line for each host with the state of the job there."""
         found = self._describe(name)
         if not self._calls.dry_run and (found is None or _state_of(found) != "ACTIVE"):
             return []
@@ -279,10 +267,9 @@ class QueuedResources:
     def _describe(self, name: str) -> dict[str, Any] | None:
         command = ["gcloud", "compute", "tpus", "queued-resources", "describe", name, *self._where]
         try:
-            found: dict[str, Any] | None = self._calls.ask([*command, "--format=json"])
+            return cast(dict[str, Any] | None, self._calls.ask([*command, "--format=json"]))
         except NotFound:
             return None
-        return found
 
     def _all_nodes(self, name: str) -> list[str]:
         count = self._slice.count

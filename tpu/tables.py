@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
+from fire_lm.console import columns
 from fire_lm.errors import UserError
 from fire_lm.hardware.slices import parse_slice
 from tpu.cost import in_words
@@ -24,7 +25,6 @@ def show(
 
     Args:
       rows: The resources, from `Backend.listing`.
-      where: The cluster.
       progress: Returns a description of the progress of the run in a folder.
       name: The resource whose cost is also printed by itself, if any.
     """
@@ -39,9 +39,7 @@ def show(
         | {"chip-hours": "" if used is None else f"{used:,.1f}"}
         for row, used in zip(rows, spent, strict=True)
     ]
-    widths = {c: max(len(c), *(len(row.get(c, "")) for row in full)) for c in _COLUMNS}
-    for row in [{c: c for c in _COLUMNS}, *full]:
-        print("  ".join(f"{row.get(c, ''):{widths[c]}}" for c in _COLUMNS).rstrip())
+    print("\n".join(columns([_COLUMNS, *([row.get(c, "") for c in _COLUMNS] for row in full)])))
     for row in rows:
         if row.get("advice"):
             print(f"{row['name']}: {row['advice']}")

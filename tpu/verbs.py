@@ -85,9 +85,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
         check_data([config], where, calls)
         expected = cost.of_training(config, where)
     compiled = [preflight_flags(job.folder, flags)]
-    follower = prepared(job, job.folder, arguments, where, calls, compiled, expected=expected)
-    if follower is not None:
-        follower.follow()
+    prepared(job, job.folder, arguments, where, calls, compiled, expected=expected)()
 
 
 finetune = pretrain
@@ -131,18 +129,13 @@ def sweep(arguments: argparse.Namespace) -> None:
     output = arguments.output or (folder if len(paths) > 1 else "")
     if output and "://" not in output:
         raise UserError(f"--output={output} would be lost with the TPUs: choose a gs:// path")
-    flags = [
-        *([f"--output={output}"] if output else []),
-        *gin_flags(arguments),
-        *arguments.rest,
-    ]
+    flags = [*([f"--output={output}"] if output else []), *gin_flags(arguments), *arguments.rest]
     asked = cli.parse(["sweep", *paths, *flags])
     checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
-    follower = prepared(job, "", arguments, where, calls)
+    follow = prepared(job, "", arguments, where, calls)
     tell_cost(job, paths, asked, arguments.bindings, where, calls)
-    if follower is not None:
-        follower.follow()
+    follow()
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -160,11 +153,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     lengths = [f"--gin.evaluate.lengths={asked.lengths}"] if asked.lengths else []
     runs = dict.fromkeys(split_steps(path)[0] for path in paths)
     compiled = [preflight_flags(run, [*flags, *lengths]) for run in runs]
-    follower = prepared(job, "", arguments, where, calls, compiled)
+    follow = prepared(job, "", arguments, where, calls, compiled)
     bindings = [*arguments.bindings, *(flag.removeprefix("--gin.") for flag in lengths)]
     tell_cost(job, paths, asked, bindings, where, calls)
-    if follower is not None:
-        follower.follow()
+    follow()
 
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ ATTENTION: dict[str, Any] = {
 def completed(
     arguments: argparse.Namespace, used: Sequence[str], flag: str = ""
 ) -> argparse.Namespace:
-    """Return the arguments of `bench attention`, with defaults for those that were not given.
+    """Return the arguments of `bench attention` without repetitions, and with all defaults.
 
     Raises:
       UserError: An argument that is not `used` was given, which has no effect with `flag`.
@@ -35,28 +35,24 @@ def completed(
         if name in given and name not in used:
             raise UserError(f"--{name} has no effect with {flag}: omit it")
     defaults = {name: default for name, default in ATTENTION.items() if name not in given}
-    return argparse.Namespace(**{**vars(arguments), **defaults})
+    values = {**vars(arguments), **defaults}
+    lists = {name: list(dict.fromkeys(v)) for name, v in values.items() if isinstance(v, list)}
+    return argparse.Namespace(**{**values, **lists})
 
 
-def check(arguments: argparse.Namespace, encodings: Sequence[str]) -> None:
-    """Check `--encodings` against those that benchmarks know, `--lengths` and `--json`."""
-    check_names(arguments.encodings, encodings, "--encodings")
+def check(arguments: argparse.Namespace, **known: Sequence[str]) -> None:
+    """Check `--lengths`, `--json`, and each list of names whose `known` names are given."""
+    for flag, names in known.items():
+        for name in getattr(arguments, flag):
+            if name not in names:
+                near = nearest(name, names)
+                hint = f": did you mean {near}?" if near else ""
+                listed = f"known names: {', '.join(names)}"
+                raise UserError(f"--{flag}: unknown name '{name}'{hint}\n{listed}")
+    for flag in ("lengths", *known):
+        if flag != "encodings" and not getattr(arguments, flag):  # nope is always compared
+            raise UserError(f"--{flag}: give at least one, such as {ATTENTION[flag][0]}")
     check_json(arguments.json)
-    check_not_empty(arguments, "lengths")
-
-
-def check_not_empty(arguments: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if not getattr(arguments, name):
-            raise UserError(f"--{name}: give at least one, such as {ATTENTION[name][0]}")
-
-
-def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
-    for name in names:
-        if name not in known:
-            near = nearest(name, known)
-            hint = f": did you mean {near}?" if near else ""
-            raise UserError(f"{flag}: unknown name '{name}'{hint}\nknown names: {', '.join(known)}")
 
 
 def check_json(file: str | None) -> None:

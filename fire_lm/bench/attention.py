@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Implementation
-from fire_lm.bench.arguments import ATTENTION, check, check_names, check_not_empty, completed
+from fire_lm.bench.arguments import ATTENTION, check, completed
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
@@ -44,17 +44,14 @@ DESCRIPTION = (
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     arguments = completed(arguments, list(ATTENTION))
-    check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
-    check(arguments, list(ENCODINGS))
-    check_not_empty(arguments, "implementations")
+    check(arguments, implementations=get_args(Implementation), encodings=list(ENCODINGS))
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()
-    implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
-    lengths = list(dict.fromkeys(arguments.lengths))
+    implementations: list[Implementation] = arguments.implementations
     cases: list[Case] = []
     for name in dict.fromkeys(["nope", *arguments.encodings]):
-        cases += build(name, lengths, implementations, peer, size)
+        cases += build(name, arguments.lengths, implementations, peer, size)
     outputs = {case.key: case.output() for case in cases if case.output}  # before any model trains
     matmuls = list(matmul_cases(peer))
     times = race([*matmuls, *cases], arguments.rounds)

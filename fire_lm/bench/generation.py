@@ -35,7 +35,7 @@ from fire_lm.models import Decoder
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
-    check(arguments, list(ENCODINGS))
+    check(arguments, encodings=list(ENCODINGS))
     batch, new_tokens = arguments.batch_size, arguments.new_tokens
     if new_tokens < 2:
         raise UserError("--new_tokens must be 2 or more: the prefill generates the first token")
@@ -113,10 +113,7 @@ def build(
     yield Case(
         name,
         length,
-        calls={
-            "prefill": lambda: jax.block_until_ready(prefill(params, inputs)),
-            "token": tokens,
-        },
+        calls={"prefill": lambda: jax.block_until_ready(prefill(params, inputs)), "token": tokens},
         memory={"prefill": temp_bytes(prefill), "token": temp_bytes(loop)},
         kind={"library": "fire_lm"},
         facts={"cache_bytes": cache_bytes(call, params, inputs)},

@@ -47,7 +47,7 @@ DESCRIPTION = (
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
-    check(arguments, list(ENCODINGS))
+    check(arguments, encodings=list(ENCODINGS))
     if peer is not None:
         if arguments.protocol == "paper":
             raise UserError("--peer and --protocol=paper exclude each other: omit one of them")

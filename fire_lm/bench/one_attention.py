@@ -101,10 +101,7 @@ def inputs_of(encoding: PositionalEncoding, length: int, size: ModelSize) -> tup
 
 
 def calls(
-    encoding: PositionalEncoding,
-    length: int,
-    implementation: Implementation,
-    mask: Mask = CAUSAL,
+    encoding: PositionalEncoding, length: int, implementation: Implementation, mask: Mask = CAUSAL
 ) -> tuple[Call, Call]:
     """Return two functions of `inputs_of`, which compute attention and its gradients.
 

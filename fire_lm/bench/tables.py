@@ -15,7 +15,6 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-      heading: The heading.
       key: The key of the value in its row; `forward.seconds` is `row["forward"]["seconds"]`.
       form: How numbers are formatted, as in `format(value, form)`.
       scale: A factor for numbers. An absent value is printed as `-`.

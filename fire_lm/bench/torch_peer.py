@@ -99,22 +99,15 @@ class RotaryAttention(Attention):
 class FireAttention(Attention):
     """Attention with a FIRE bias, whose parameters belong to one layer."""
 
-    def __init__(
-        self,
-        size: ModelSize,
-        hidden_layers: int,
-        width: int = 32,
-        init_c: float = 0.1,
-        init_L: float = 512.0,
-        epsilon: float = 1e-6,
-    ):
+    init_L, epsilon = 512.0, 1e-6
+
+    def __init__(self, size: ModelSize, hidden_layers: int):
         super().__init__(size)
-        widths = [1, *[width] * hidden_layers]
+        widths = [1, *[32] * hidden_layers]
         hidden = [[nn.Linear(a, b), nn.ReLU()] for a, b in itertools.pairwise(widths)]
         self.mlp = nn.Sequential(*sum(hidden, []), nn.Linear(widths[-1], size.num_heads))
-        self.c = nn.Parameter(torch.tensor(init_c))
+        self.c = nn.Parameter(torch.tensor(0.1))
         self.L_multiplier = nn.Parameter(torch.tensor(1.0))
-        self.init_L, self.epsilon = init_L, epsilon
 
     def bias(self, length: int) -> torch.Tensor:
         """Return the bias `[1, N, T, T]`.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import jax
 
 from fire_lm.attention import Implementation, Mask
 from fire_lm.bench import one_attention
-from fire_lm.bench.arguments import check_json, check_names, check_not_empty, completed
+from fire_lm.bench.arguments import check, completed
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.machine import clock
 from fire_lm.bench.race import Case, Row, race
@@ -32,12 +32,9 @@ CALLS = ("forward", "forward and backward")
 def bench(arguments: argparse.Namespace, size: ModelSize | None = None) -> list[Row]:
     """Run the measurements, print and return the rows, and write them as JSON if requested."""
     arguments = completed(arguments, ("lengths", "implementations", "rounds"), "--window")
-    check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
-    check_not_empty(arguments, "lengths", "implementations")
-    check_json(arguments.json)
-    implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
-    lengths, window = list(dict.fromkeys(arguments.lengths)), arguments.window
-    cases = list(build(implementations, lengths, window, size or size_125m()))
+    check(arguments, implementations=get_args(Implementation))
+    window = arguments.window
+    cases = list(build(arguments.implementations, arguments.lengths, window, size or size_125m()))
     times = race(cases, arguments.rounds)
     rows = []
     for case in cases:

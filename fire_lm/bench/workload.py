@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from fire_lm import sharding
-from fire_lm.bench import encodings
+from fire_lm.bench.encodings import decoder
 from fire_lm.bench.race import Protocol
 from fire_lm.bench.shared_states import States
 from fire_lm.console import say
@@ -57,10 +57,6 @@ def workload_for(
     )
 
 
-def decoder(name: str, workload: Workload) -> Decoder:
-    return encodings.decoder(name, workload.size, workload.vocab_size, workload.dtype)
-
-
 def models(
     names: Sequence[str],
     lengths: Sequence[int],
@@ -76,7 +72,7 @@ def models(
     """
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *names]):
-            model = decoder(name, workload)
+            model = decoder(name, workload.size, workload.vocab_size, workload.dtype)
             try:
                 check(model, length)
             except UserError as error:

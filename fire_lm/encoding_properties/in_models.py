@@ -11,14 +11,7 @@ import numpy as np
 
 from fire_lm.attention import Layout, Terms, Tokens, attend, seen
 from fire_lm.attention.decay import cumulative_decay
-from fire_lm.encoding_properties.of_hooks import (
-    SIZE,
-    content,
-    init,
-    largest_error,
-    logits,
-    require,
-)
+from fire_lm.encoding_properties.of_hooks import SIZE, content, init, largest_error, logits, require
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, Turn, segment_positions
 from fire_lm.models.mixers import State
@@ -97,7 +90,7 @@ def has_no_leaks(encoding: PositionalEncoding) -> None:
     apart = own[:, None] != own[None]
     require(not np.any(depends & apart), "the logits depend on other documents or on padding")
     beyond = np.max(slope[~allowed])
-    least = _ROUNDING * np.max(slope) if has_gates(encoding) else 0.0
+    least = _rounding(encoding) * np.max(slope)
     require(beyond <= least, "the logits depend on tokens beyond the window or chunk")
     require(np.all(depends | ~allowed), "the logits ignore some earlier tokens")
 
@@ -137,24 +130,19 @@ def has_no_leaks_in_decoding(encoding: PositionalEncoding) -> None:
     allowed = seen_through_layers(model, Tokens(pos))[last]
     others = np.where(allowed, tokens, tokens % (model.vocab_size - 1) + 1)
     (expected, *of_cache), (found, *_) = (decoded(jnp.asarray(x)) for x in (tokens, others))
-    most = _ROUNDING if has_gates(encoding) else 0.0
-    equal = np.max(np.abs(expected - found)) <= most
+    equal = np.max(np.abs(expected - found)) <= _rounding(encoding)
     require(equal, "decoding depends on padding or beyond the window or chunk")
     for turn, gradient, place in zip(model.turns, *of_cache, strict=True):
         slope = np.concatenate(slopes_of_keys(gradient.state), axis=1)
         distance = last[:, None] - np.asarray(place)
-        allowed = (distance > 0) & (distance < (turn.window or width + new))
-        allowed &= last[:, None] // (turn.chunk or width + new) == place // (
-            turn.chunk or width + new
-        )
-        require(
-            np.array_equal(slope > 0, allowed), "a step has a gradient for unseen cached tokens"
-        )
+        window, chunk = (most or width + new for most in (turn.window, turn.chunk))
+        allowed = (distance > 0) & (distance < window) & (last[:, None] // chunk == place // chunk)
+        equal = np.array_equal(slope > 0, allowed)
+        require(equal, "a step has a gradient for unseen cached tokens")
     changed = np.array(tokens)
     changed[np.arange(2), last] = changed[np.arange(2), last] % (model.vocab_size - 1) + 1
-    require(
-        not np.allclose(expected, decoded(jnp.asarray(changed))[0]), "decoding ignores its input"
-    )
+    ignored = np.allclose(expected, decoded(jnp.asarray(changed))[0])
+    require(not ignored, "decoding ignores its input")
 
 
 def slopes_of_keys(state: State) -> list[np.ndarray]:
@@ -169,12 +157,12 @@ def slopes_of_keys(state: State) -> list[np.ndarray]:
     ]
 
 
-# The gates before a window are in the sums of both query and key, which cancel up to rounding.
-_ROUNDING = 1e-6
+def _rounding(encoding: PositionalEncoding) -> float:
+    """Return by how much values may differ that unseen tokens must not change.
 
-
-def has_gates(encoding: PositionalEncoding) -> bool:
-    return encoding.acts_through("log_decay")
+    The gates before a window are in the sums of both query and key, which cancel up to rounding.
+    """
+    return 1e-6 if encoding.acts_through("log_decay") else 0.0
 
 
 def windowed(encoding: PositionalEncoding) -> Decoder:

@@ -55,12 +55,7 @@ def explain(
 ) -> str:
     """Explain which property is missing, where in the encoding's own file, and what to do.
 
-    Args:
-      name: The name of the encoding.
-      check: The check that failed.
-      encoding: The encoding.
-      error: The error with which the check failed.
-      for_traceback: The flag that shows the traceback.
+    `for_traceback` is the flag that shows the traceback.
     """
     source = inspect.getfile(type(encoding))
     lines = [

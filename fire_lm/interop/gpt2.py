@@ -42,7 +42,6 @@ class Gpt2(NamedTuple):
     """A GPT-2 model in the form of our decoder.
 
     Attributes:
-      size: The size of the decoder.
       vocab_size: The number of rows of the embedding, which is one more than in GPT-2.
       positions: The number of rows of the position table.
       params: The float32 parameters of the decoder with the encoding `Learned`.
@@ -125,7 +124,7 @@ def gpt2_params(
     If the model is not `tied`, its output matrix is not read.
     """
     # The prefix is absent from a bare GPT2Model.
-    top = "transformer." if weights.holds_names_with("transformer.") else ""
+    top = "" if "wpe.weight" in weights else "transformer."
     wte, table = f"{top}wte.weight", (vocab, size.hidden_size)
     form = dataclasses.replace(GPT2, prefix=f"{top}h.")
     layers = [form.layer(index, weights, size) for index in range(size.num_layers)]

@@ -45,13 +45,7 @@ class Gin(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """An imported model.
-
-    Attributes:
-      experiment: The experiment of the run.
-      params: The parameters of the run's model.
-      remark: What the user should know about the import, or "".
-    """
+    """An imported model, and a remark on what the user should know about the import, or ""."""
 
     experiment: Experiment
     params: Any
@@ -84,13 +78,8 @@ def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
 
 def _gpt2(folder: Path, more: Gin) -> Imported:
     gpt2 = read_gpt2(folder)
-    size = {
-        name: value
-        for name, value in vars(gpt2.size).items()
-        if name in ("num_layers", "hidden_size", "num_heads", "head_dim", "mlp_size", "init_std")
-    }
     bindings = [
-        *(f"size_125m.{name} = {value}" for name, value in size.items()),
+        *(f"size_125m.{name} = {value}" for name, value in vars(gpt2.size).items()),
         f"Learned.max_length = {gpt2.positions}",
         f"TRAIN_LENGTH = {gpt2.positions}",
         f"EVAL_LENGTHS = ({gpt2.positions},)",
@@ -104,10 +93,7 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
     with_tokenizer = (folder / "tokenizer.json").exists()
     bindings.append(f"VOCABULARY = 'hf:{folder.absolute()}'" if with_tokenizer else "VOCABULARY=''")
     experiment = load_experiment(
-        [*_GPT2_FILES, *more.files],
-        [*bindings, *more.bindings],
-        more.search_paths,
-        more.imports,
+        [*_GPT2_FILES, *more.files], [*bindings, *more.bindings], more.search_paths, more.imports
     )
     remark = f"the dropout of {gpt2.dropped:g} is not imported" if gpt2.dropped else ""
     return Imported(experiment, gpt2.params, remark)

@@ -41,12 +41,7 @@ class LayerForm:
     qkv_axis: int = 1
 
     def arrays(self, index: int, layer: Params) -> Arrays:
-        """Return the arrays of the layer `index` under the class's names.
-
-        Args:
-          index: The number of the layer, from 0.
-          layer: The parameters of one layer of our decoder.
-        """
+        """Return the arrays of the layer `index`, counted from 0, under the class's names."""
         if "query_key_value" in self.names:
             parts = {
                 "kernel": np.stack([layer[part]["kernel"] for part in _QKV], self.qkv_axis),

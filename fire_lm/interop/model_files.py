@@ -20,7 +20,6 @@ from fire_lm.interop.custom import custom
 from fire_lm.interop.stock import Stock, stock
 from fire_lm.interop.weights import safetensors
 from fire_lm.models import Decoder
-from fire_lm.positions.resampling import Resampling
 
 _CODE = ("configuration_fire_lm.py", "modeling_fire_lm.py")
 
@@ -112,8 +111,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def check_plain_positions(model: Decoder) -> None:
     """Raise UserError unless the model is evaluated at the positions 0, 1, 2, ..."""
-    positions = model.resampling.evaluation_positions(8)
-    if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
+    if not np.array_equal(model.resampling.evaluation_positions(8), np.arange(8)[None]):
         raise UserError(
             "this model is evaluated at resampled positions, which depend on the input length and "
             "cannot be exported\nto export the model with plain positions, add "

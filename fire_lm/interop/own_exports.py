@@ -34,11 +34,7 @@ from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
 
 
 def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Return the parameters of `model` from an exported folder.
-
-    Args:
-      config: The fields of `config.json`.
-      weights: The arrays of the folder.
+    """Return the parameters of `model` from a folder, whose `config.json` has the fields `config`.
 
     Raises:
       UserError: The arrays do not belong to `model`, or an array that is not a parameter of `model`
@@ -95,9 +91,9 @@ def _learned_rows(encoding: Learned, table_PD: np.ndarray, name: str) -> np.ndar
     return rows_PD
 
 
-def _check_same(name: str, logits: np.ndarray, expected: np.ndarray, computed: str) -> None:
+def _check_same(name: str, found: np.ndarray, expected: np.ndarray, computed: str) -> None:
     """Raise UserError if an array that is not a parameter in fire_lm has changed."""
-    if not np.allclose(logits, expected, rtol=1e-6, atol=1e-6):
+    if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
             f"the tensor {name} has changed since the export, or has been rounded, but fire_lm "
             f"computes it {computed}: it cannot be imported"
@@ -105,9 +101,12 @@ def _check_same(name: str, logits: np.ndarray, expected: np.ndarray, computed: s
 
 
 def _neox(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    size, rope = model.size, model.encodings[0]
-    assert isinstance(rope, RoPE)
-    width = size.hidden_size
+    size, rope, width = model.size, model.encodings[0], model.size.hidden_size
+    if not isinstance(rope, RoPE):
+        raise UserError(
+            f"the folder was exported with RoPE, but the configuration has {type(rope).__name__}: "
+            "remove the bindings that change the model"
+        )
     layers = [GPT_NEOX.layer(index, weights, size) for index in range(size.num_layers)]
     return {
         "embedding": weights.take_tied(

@@ -143,8 +143,7 @@ def _without_positions(model: Decoder, params: Any, _: NoPE, positions: int) -> 
     return _gpt2(model, params, np.zeros((positions, model.size.hidden_size), np.float32))
 
 
-def _with_a_table(model: Decoder, params: Any, learned: Learned, positions: int) -> Stock:
-    del positions
+def _with_a_table(model: Decoder, params: Any, learned: Learned, _: int) -> Stock:
     return _gpt2(model, params, np.asarray(learned.table(params["position"])))
 
 
@@ -169,10 +168,6 @@ def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | 
         return None
     parameters = form(scaling, rope)
     return None if parameters is None else _neox(model, params, rope, positions, parameters)
-
-
-def _linear(scaling: PositionInterpolation, rope: RoPE) -> dict[str, Any]:
-    return {"rope_type": "linear", "factor": scaling.factor}
 
 
 def _ntk(scaling: NTKAware, rope: RoPE) -> dict[str, Any]:
@@ -213,7 +208,7 @@ _FORMS: dict[type[PositionalEncoding], Callable[..., Stock | None]] = {
     RoPE: _rotary,
 }
 _SCALINGS: dict[type, Callable[..., dict[str, Any] | None]] = {
-    PositionInterpolation: _linear,
+    PositionInterpolation: lambda scaling, _: {"rope_type": "linear", "factor": scaling.factor},
     NTKAware: _ntk,
     YaRN: _yarn,
     Llama3: _llama3,

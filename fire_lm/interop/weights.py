@@ -68,13 +68,12 @@ class Weights:
                 f"config.json implies {list(shape)}"
             )
         try:
-            array = np.asarray(self._files[name].get_tensor(name), np.float32)
+            return np.asarray(self._files[name].get_tensor(name), np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{self._folder}: NumPy does not support the data type of the tensor {name} "
                 f"({error}): save the model in float32"
             ) from error
-        return array
 
     def take_tied(self, name: str, output: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return the embedding `name`, whose transpose is the output matrix.
@@ -94,15 +93,10 @@ class Weights:
             )
         return matrix
 
-    def holds_names_with(self, prefix: str) -> bool:
-        """Return whether the name of any array begins with `prefix`."""
-        return any(name.startswith(prefix) for name in self._files)
-
     def check_all_taken(self, ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError if `take` has not read every array.
 
-        Args:
-          ignored: The endings of names of arrays that are not weights and need not be read.
+        Arrays whose names end in one of `ignored` are no weights, and need not be read.
         """
         left = [name for name in self._files if name not in self._taken]
         left = [name for name in left if not name.endswith(ignored)]

@@ -34,9 +34,7 @@ class Engine:
 
     Attributes:
       data: The data with the vocabulary of the run.
-      model: The model.
       train_length: The longest training length in tokens.
-      mesh: The device mesh.
       name: The run, its step and, if the bindings change the model, a label for the change.
     """
 
@@ -83,7 +81,6 @@ class Engine:
         """Return the text of a generated continuation of each prompt.
 
         Args:
-          prompts: The token ids of the prompts.
           numbers: The numbers of the prompts, from which the keys for sampling are derived.
           new_tokens: The maximum number of generated tokens.
           stop: Strings that end a continuation.
@@ -93,13 +90,7 @@ class Engine:
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
-            self.model,
-            self._params,
-            self.data,
-            new_tokens,
-            method,
-            tuple(stop),
-            mesh=self.mesh,
+            self.model, self._params, self.data, new_tokens, method, tuple(stop), mesh=self.mesh
         )
         ids = [np.asarray(prompt, np.int32) for prompt in prompts]
         by_prompt = writer.continue_prompts(ids, numbers, context_length)

@@ -16,8 +16,7 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.lm_eval.engine import Leader
 
-_MOST_NEW_TOKENS = 256  # the harness's default
-
+_POSITIVE = "[1-9][0-9]*"  # a positive integer
 # The settings of sampling in addition to the temperature.
 _SAMPLING = ("top_k", "top_p")
 
@@ -44,7 +43,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: str,
+        run: str = "",
         max_length: int | None = None,
         batch_size: int | str = 1,
         device: str | None = None,
@@ -53,6 +52,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     ):
         super().__init__()
         del device, max_batch_size  # options of the harness; JAX chooses the devices
+        if not run:
+            raise UserError("--model_args has no run: give run=RUN or run=RUN@STEP")
         if unknown := [name for name in more if not name.startswith("gin.")]:
             raise UserError(
                 f"--model_args: {unknown[0]} is not an argument of fire_lm, which accepts run, "
@@ -61,17 +62,20 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         bindings = [f"{name.removeprefix('gin.')}={value}" for name, value in more.items()]
         self._leader = Leader(str(run), bindings)
         engine = self._leader.engine
-        self.max_length = engine.train_length if max_length is None else int(max_length)
+        length = str(engine.train_length if max_length is None else max_length)
+        if not re.fullmatch(_POSITIVE, length):
+            raise UserError(f"max_length is {length}: it must be a positive integer")
+        self.max_length = int(length)
         engine.check_length(self.max_length)
         text = str(batch_size).partition(":")[0]
-        if not re.fullmatch("auto|[1-9][0-9]*", text):
+        if not re.fullmatch(f"auto|{_POSITIVE}", text):
             raise UserError(f"--batch_size={batch_size} is neither a positive integer nor auto")
         self.batch_size = 16 if text in ("1", "auto") else int(text)
         print(f"fire_lm: {engine.name}, inputs of at most {self.max_length} tokens", flush=True)
 
     @property
     def max_gen_toks(self) -> int:
-        return _MOST_NEW_TOKENS
+        return 256  # the harness's default
 
     @property
     def eot_token_id(self) -> int:

@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.decay import cumulative_decay
 from fire_lm.attention.tpu import tpu_attention
-from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, tiles
 from fire_lm.console import say
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
@@ -35,13 +35,12 @@ from fire_lm.positions.pope import PoPE
 from fire_lm.positions.together import Together
 from fire_lm.preflight import bundles
 from fire_lm.preflight.bundles import Stretch
-from fire_lm.preflight.kernels import cycles, has_kinks, key_width, lists_of_parts
+from fire_lm.preflight.kernels import ORDERS, cycles, has_kinks, key_width, lists_of_parts
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
 WINDOW_SHAPES = ((8, 8192), (2, 8192))
 MEMORY_LENGTHS = (8192, 32768)
-KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
 # The number of random draws of FIRE's MLP; the draw with the most kinks represents a trained MLP.
 DRAWS = 100
 FIRE_WITH_FOX = functools.partial(Together, first=FIRE, second=FoX)
@@ -165,7 +164,7 @@ class Compiler:
     def schedules(self, kind: Any, shape: Shape) -> dict[str, list[Stretch]]:
         self.attention(kind, shape)
         blocks = shape.blocks(_encoding(kind))
-        names = {name: blocks.kernel_name(name) for name, _ in KERNELS}
+        names = {name: blocks.kernel_name(name) for name in ORDERS}
         return {which: bundles.read(self.folder, name) for which, name in names.items()}
 
     def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
@@ -207,7 +206,7 @@ class Compiler:
         encoding = _encoding(kind)
         params = encoding.init(jax.random.key(0)) if params is None else params
         blocks, found = shape.blocks(encoding), {}
-        for name, order in KERNELS:
+        for name, order in ORDERS.items():
             lists = None
             if has_kinks(encoding, shape.length):
                 lists = lists_of_parts(encoding, params, shape.length, blocks, order)

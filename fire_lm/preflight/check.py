@@ -22,7 +22,7 @@ from fire_lm.hardware.slices import compiler_name
 from fire_lm.measures import LengthSweep
 from fire_lm.models import Decoder, explain_nan
 from fire_lm.preflight import nearest_fit
-from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.estimate import Costs, Estimate, Generation
 from fire_lm.preflight.plan import check_plan
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, STEP, Check, Report
@@ -54,7 +54,6 @@ def preflight(
       workdir: The run directory, or "".
       saved: Functions that check saved files, keyed by the names of the checks. Each function
         returns a short description if the check passes, and otherwise raises an error.
-      prompts: The generation to compile, if any.
 
     Raises:
       UserError: A setting cannot work on this slice.
@@ -64,7 +63,9 @@ def preflight(
     if score is not None:
         compiler.mesh(score.mesh)
     sharding.tree_shardings(train.abstract_state(), mesh)
-    parts, libtpu = parts_of_batch(mesh), compiler_name()
+    # The hosts of the slice divide every batch into this number of parts.
+    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
+    libtpu = compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if not train.init_from:
         limits = checked(
@@ -118,7 +119,6 @@ class Programs:
     """The programs that have been compiled for a slice.
 
     Attributes:
-      compiler: The compiler for the slice.
       estimates: The estimates, keyed by the name of the program.
       failures: The error of each program that does not compile. If a program does not fit in
         memory, its error also describes the nearest setting at which the program fits or, if none
@@ -204,16 +204,6 @@ def check_surroundings(
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
         yield checked(name, check)
-
-
-def parts_of_batch(mesh: Mesh) -> int:
-    """Return the number of parts into which the hosts of a slice divide every batch.
-
-    Raises:
-      UserError: The parts would differ in size.
-    """
-    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
-    return parts
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
@@ -305,11 +295,11 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     each part with zeros and sums the padded parts instead, which multiplies the communication and
     the computation.
     """
-    least = gathered_once(train, mesh)
-    gathered = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
-    summed = step.collectives.get("all-reduce", (0, 0))[1]
+    name, gathered = "gathers over fsdp", gathered_bytes(step)
+    if gathered is None:
+        return Check(name, SKIPPED, f"unknown: {step.untimed}")
+    least, summed = gathered_once(train, mesh), step.collectives.get("all-reduce", (0, 0))[1]
     sizes = [f"{size / 2**20:.0f} MiB" for size in (least, gathered, summed)]
-    name = "gathers over fsdp"
     if gathered >= 0.9 * least:
         return Check(name, OK, f"{sizes[1]}; gathering every parameter once would take {sizes[0]}")
     return Check(
@@ -322,16 +312,21 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 def check_token(generation: Generation) -> Check:
     """Check that decoding a token does not gather most parameters, which would be too slow."""
-    token, whole = generation.token, generation.parameters
-    gathered = sum(
-        token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute")
-    )
+    name, whole = "gathers of a new token", generation.parameters
+    gathered = gathered_bytes(generation.token)
+    if gathered is None:
+        return Check(name, SKIPPED, f"unknown: {generation.token.untimed}")
     sizes = [f"{size / 2**20:.1f} MiB" for size in (gathered, whole)]
-    return Check(
-        "gathers of a new token",
-        FAILED if gathered > whole / 2 else OK,
-        f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}",
-    )
+    found = f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}"
+    return Check(name, FAILED if gathered > whole / 2 else OK, found)
+
+
+def gathered_bytes(costs: Costs) -> int | None:
+    """Return the bytes that a program gathers, or None if its collectives could not be read."""
+    if costs.untimed and not costs.collectives:
+        return None
+    kinds = ("all-gather", "collective-permute")
+    return sum(costs.collectives.get(kind, (0, 0))[1] for kind in kinds)
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:

@@ -91,7 +91,6 @@ class Generation:
     Attributes:
       prompts: A description of the prompts.
       program: The estimate for the prefill and all new tokens.
-      token: The costs of one new token.
       cache: The bytes of keys and values on a chip.
       parameters: The bytes of parameters on a chip, in the compute dtype.
     """
@@ -193,10 +192,7 @@ def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> 
     """Return the seconds that a collective takes.
 
     Within a slice, a gather or scatter sends the parts of all other chips once; a sum sends these
-    parts twice.
-
-    Args:
-      devices: The devices of the mesh, in the order of the mesh.
+    parts twice. `devices` are those of the mesh, in its order.
     """
     chip = where.chip
     group = [devices[index] for index in collective.group]

@@ -29,7 +29,6 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-<>]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-<>]+) = (.*)$")
 _OPCODE = re.compile(r"^([\w\-]+)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body)=%([\w.\-<>]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +43,22 @@ class Instruction:
     @property
     def cycles(self) -> int:
         """The compiler's estimate of the instruction's cycles, or 0 if there is no estimate."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
-        return int(found.group(1)) if found else 0
+        return int(_group(r'"estimated_cycles":"(\d+)"', self.rest) or 0)
 
     @property
     def channel(self) -> int:
         """The number that all parts of a collective share, or -1 for any other instruction."""
-        found = re.search(r"channel_id=(\d+)", self.rest)
-        return int(found.group(1)) if found else -1
+        return int(_group(r"channel_id=(\d+)", self.rest) or -1)
 
     @property
     def source(self) -> str:
         """JAX's name for the operation from which the compiler derived the instruction."""
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found.group(1) if found else ""
+        return _group(r'op_name="([^"]*)"', self.rest)
+
+    @property
+    def called(self) -> str:
+        """The computation that a call, a fusion or an asynchronous operation runs, or ""."""
+        return _group(r"\b(?:calls|to_apply)=%([\w.\-<>]+)", self.rest)
 
     @property
     def kernel(self) -> str:
@@ -103,8 +104,7 @@ class Program:
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)
-        partitions = re.search(r"num_partitions=(\d+)", text.partition("\n")[0])
-        self.partitions = int(partitions.group(1)) if partitions else 1
+        self.partitions = int(_group(r"num_partitions=(\d+)", text.partition("\n")[0]) or 1)
 
     def runs(self) -> list[Run]:
         """Return the instructions outside fusions, each with the number of times that it runs.
@@ -114,10 +114,9 @@ class Program:
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
-        """Reduce the program to one iteration (condition and body) of the loop under `scope`.
+        """Reduce the program to one iteration (condition and body) of a loop.
 
-        Args:
-          scope: The `jax.named_scope` of the loop.
+        `scope` is the `jax.named_scope` of the loop.
 
         Raises:
           RunFailed: There is no such loop, or more than one.
@@ -155,7 +154,7 @@ class Program:
         ]
 
     def _computation(self, fusion: Instruction) -> Sequence[Instruction]:
-        return self.computations.get(_called(fusion), ())
+        return self.computations.get(fusion.called, ())
 
     def _collectives(
         self, instruction: Instruction, times: int, beside: Mapping[int, int]
@@ -177,7 +176,7 @@ class Program:
                 return
             for inner in self._computation(instruction):
                 for found in self._collectives(inner, times, beside):
-                    if _called(instruction).startswith("all-reduce-scatter"):
+                    if instruction.called.startswith("all-reduce-scatter"):
                         found = dataclasses.replace(found, kind="reduce-scatter")
                     yield found
 
@@ -185,18 +184,18 @@ class Program:
         for instruction in self.computations[name]:
             yield Run(instruction, times)
             if instruction.opcode == "while":
-                condition = re.search(r"condition=%([\w.\-<>]+)", instruction.rest)
-                body = re.search(r"body=%([\w.\-<>]+)", instruction.rest)
-                assert condition and body
-                rounds = times * self.trips(condition.group(1))
-                yield from self._walk(body.group(1), rounds)
-                yield from self._walk(condition.group(1), rounds)
+                body, condition = (
+                    _group(rf"\b{part}=%([\w.\-<>]+)", instruction.rest)
+                    for part in ("body", "condition")
+                )
+                rounds = times * self.trips(condition)
+                yield from self._walk(body, rounds)
+                yield from self._walk(condition, rounds)
             elif instruction.opcode == "conditional":
                 yield from self._walk(self.likely_branch(instruction), times)
             elif instruction.opcode in ("call", "async-start"):
-                called = _CALLED.search(instruction.rest)
-                if called and called.group(1) in self.computations:
-                    yield from self._walk(called.group(1), times)
+                if instruction.called in self.computations:
+                    yield from self._walk(instruction.called, times)
 
     def trips(self, condition: str) -> int:
         """Return the number of iterations of a loop from 0 to a constant.
@@ -240,14 +239,15 @@ class Program:
         )
 
 
-def _called(fusion: Instruction) -> str:
-    found = _CALLED.search(fusion.rest)
+def _group(pattern: str, text: str) -> str:
+    """Return what the group of a pattern matches first in a text, or "" if nothing does."""
+    found = re.search(pattern, text)
     return found.group(1) if found else ""
 
 
 def _overlaps(fusion: Instruction) -> bool:
     """Return whether the instruction does other work while a collective is in progress."""
-    return fusion.opcode == "fusion" and _called(fusion).startswith("async_collective_fusion")
+    return fusion.opcode == "fusion" and fusion.called.startswith("async_collective_fusion")
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:

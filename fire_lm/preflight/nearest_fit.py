@@ -108,11 +108,7 @@ def _tokens_at_a_time(
 
 
 def generation(
-    compiler: Compiler,
-    model: Decoder,
-    shape: MeshShape,
-    prompts: Prompts,
-    setting: str,
+    compiler: Compiler, model: Decoder, shape: MeshShape, prompts: Prompts, setting: str
 ) -> str:
     """Describe a smaller batch size at which generation fits in memory.
 

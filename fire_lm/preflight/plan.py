@@ -89,54 +89,33 @@ def _what_else_to_change(run: Pretraining, where: Slice, sizes: sharding.Sizes) 
 def check_scoring(experiment: Experiment, name: str, measure: Measure | None = None) -> None:
     """Check that a run called `name` can be scored: by `measure`, or at its lengths if it is None.
 
-    Raises:
-      UserError: It cannot; see also `check_lengths`.
-    """
-    if measure is None:
-        check_lengths(experiment, name)
-        return
-    train = experiment.train
-    model = RunModel(
-        place(name),
-        experiment.label,
-        "",
-        experiment.model,
-        train.trained_length,
-        lambda: train.data,
-    )
-    measure.check(model)
-
-
-def check_lengths(experiment: Experiment, name: str) -> None:
-    """Check the lengths at which a run is to be scored, and tell which of them it cannot be.
-
-    Args:
-      experiment: The experiment of the run, on text or on a synthetic task.
+    In the latter case, tell which of the lengths it cannot be scored at.
 
     Raises:
-      UserError: It can be scored at none of the lengths, or a length exceeds the rows of text.
+      UserError: It can be scored at none of the lengths, a length exceeds the rows of text, or the
+        measure refuses the model.
     """
-    data: Any = experiment.train.data
-    if data.exercises:
-        lengths = experiment.values("length_sweep")["lengths"]
-        exercise_lengths(experiment.model, data, lengths, name)
+    model, train = experiment.model, experiment.train
+    data: Any = train.data
+    if measure is not None:
+        label, length = experiment.label, train.trained_length
+        measure.check(RunModel(place(name), label, "", model, length, lambda: data))
+    elif data.exercises:
+        exercise_lengths(model, data, experiment.values("length_sweep")["lengths"], name)
     else:
         experiment.sweep.readable_lengths(name)
 
 
-def local_paths(experiment: Experiment) -> dict[str, str]:
+def local_paths(experiment: Experiment) -> list[tuple[str, str]]:
     """Return the paths that an experiment reads on the machine where it runs.
 
-    The paths are keyed by the names with which a user would bind them. Paths in buckets are left
-    out.
+    Each path follows the name with which a user would bind it. Paths in buckets are left out.
     """
-    paths = {}
-    for name, kind, value in experiment.paths:
-        for path in value if isinstance(value, tuple) else (value,):
-            if in_bucket(path) or (kind == "vocabulary" and path == "bytes"):
-                continue
-            paths[name] = path.removeprefix("hf:") if kind == "vocabulary" else path
-    return paths
+    return [
+        (name, path.removeprefix("hf:") if kind == "vocabulary" else path)
+        for name, kind, path in _paths(experiment)
+        if not in_bucket(path) and (kind, path) != ("vocabulary", "bytes")
+    ]
 
 
 def bucket_paths(experiment: Experiment) -> dict[str, str]:
@@ -146,11 +125,19 @@ def bucket_paths(experiment: Experiment) -> dict[str, str]:
     """
     return {
         path: name
-        for name, kind, value in experiment.paths
-        if kind in ("data", "vocabulary")
-        for path in (value if isinstance(value, tuple) else (value,))
-        if in_bucket(path)
+        for name, kind, path in _paths(experiment)
+        if kind in ("data", "vocabulary") and in_bucket(path)
     }
+
+
+def _paths(experiment: Experiment) -> list[tuple[str, str, str]]:
+    """Return the name, the kind and each path of all settings that are paths or tuples of them."""
+    paths = [
+        (name, kind, path)
+        for name, kind, value in experiment.paths
+        for path in (value if isinstance(value, tuple) else (value,))
+    ]
+    return list(dict.fromkeys(paths))  # several classes may use one macro
 
 
 def check_local_paths(experiment: Experiment, where: Slice) -> list[Check]:
@@ -161,6 +148,6 @@ def check_local_paths(experiment: Experiment, where: Slice) -> list[Check]:
     paths = local_paths(experiment)
     if not paths:
         return []
-    named = ", ".join(f"{name}={path}" for name, path in sorted(paths.items()))
+    named = ", ".join(f"{name}={path}" for name, path in sorted(paths))
     hosts = "the host" if where.hosts == 1 else f"each of the {where.hosts} hosts"
     return [Check("local paths", SKIPPED, f"{named}: does {hosts} of the slice have it there?")]

@@ -44,17 +44,13 @@ _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """The error for a program that needs more memory than a chip provides.
-
-    `needed` and `usable` are in bytes.
-    """
+    """The error for a program that needs more memory than a chip provides, both in bytes."""
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
         super().__init__(
             f"it needs {needs} GiB per chip, {over} GiB more than the usable {has} GiB"
         )
-        self.needed, self.usable = needed, usable
 
 
 @dataclasses.dataclass(frozen=True)

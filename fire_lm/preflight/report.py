@@ -34,11 +34,9 @@ class Report:
       flops, tokens: The FLOPs and tokens of a training step on all chips, the FLOPs as a mean over
         the steps; 0 for an evaluation.
       failures: The error messages of the programs that do not compile, keyed by program name.
-      checks: The outcomes of all checks.
       compiler: The name and version of the compiler.
       generation: The details of the last program for generation, or None if there is none.
       steps: The share of the run's steps that each program of a training step computes, by name.
-      train_steps: The number of steps of the run.
     """
 
     where: Slice
@@ -90,7 +88,7 @@ class Report:
                 }
                 for name, found in self.programs.items()
             },
-            **_generation_json(self.generation),
+            **({} if self.generation is None else {"generation": _json(self.generation)}),
             "failures": dict(self.failures),
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "flops": self.flops,
@@ -141,7 +139,10 @@ class Report:
             ["arguments, GiB", *(_gib(each.arguments) for each in estimates)],
             ["temporary, GiB", *(_gib(each.temporary) for each in estimates)],
             ["program and results, GiB", *(_gib(each.code) for each in estimates)],
-            ["total, of usable GiB", *(_of(each.memory, each.usable) for each in estimates)],
+            [
+                "total, of usable GiB",
+                *(f"{_gib(each.memory)} of {_gib(each.usable)}" for each in estimates),
+            ],
             ["peak, GiB", *(_gib(each.peak) for each in estimates)],
             *(
                 [
@@ -159,14 +160,10 @@ class Report:
         ]
 
 
-def _generation_json(generation: Generation | None) -> dict[str, Any]:
-    if generation is None:
-        return {}
+def _json(generation: Generation) -> dict[str, Any]:
     seconds = None if generation.token.untimed else generation.token.seconds
     token = {**dataclasses.asdict(generation.token), "seconds": seconds}
-    return {
-        "generation": {"prompts": generation.prompts, "cache": generation.cache, "token": token}
-    }
+    return {"prompts": generation.prompts, "cache": generation.cache, "token": token}
 
 
 def _generation(generation: Generation) -> list[str]:
@@ -192,10 +189,6 @@ def _parts(step: Estimate) -> list[list[str]]:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f}"
-
-
-def _of(size: float, usable: float) -> str:
-    return f"{_gib(size)} of {_gib(usable)}"
 
 
 def _ms(seconds: float) -> str:

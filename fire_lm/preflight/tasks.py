@@ -59,7 +59,14 @@ def preflight_tasks(
             f"generation at {length}",
             model,
             evaluation.mesh,
-            prompts_of(evaluation, length),
+            # The inputs have the full `length` tokens, padded as in an evaluation.
+            Prompts(
+                evaluation.batch_size,
+                width(1 + length),
+                evaluation.data.target_length,
+                evaluation.method,
+                evaluation.context_length(length),
+            ),
             "--gin.evaluate.batch_size=",
         )
         generation = last or generation
@@ -75,17 +82,6 @@ def preflight_tasks(
         checks=checks,
         compiler=libtpu,
         generation=generation,
-    )
-
-
-def prompts_of(evaluation: TextEvaluation, length: int) -> Prompts:
-    """Return prompts whose inputs have the full `length` tokens, padded as in an evaluation."""
-    return Prompts(
-        evaluation.batch_size,
-        width(1 + length),
-        evaluation.data.target_length,
-        evaluation.method,
-        evaluation.context_length(length),
     )
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from fire_lm import cli
 from fire_lm.bench import load_peer, machine, model, race, workload
+from fire_lm.bench.encodings import decoder
 from fire_lm.bench.race import Case, Times
 from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed
@@ -209,7 +210,7 @@ def test_encodings_share_all_but_their_own():
     setting = workload.workload_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)
     for name in ("nope", "learned"):
-        states.add(name, workload.decoder(name, setting))
+        states.add(name, decoder(name, *setting[:3]))
     nope, learned = states.of("nope"), states.of("learned")
     shared = dict(learned.params)
     own = shared.pop("position")
@@ -218,7 +219,7 @@ def test_encodings_share_all_but_their_own():
     after = states.of("learned")
     assert after.params["position"]["embedding"] is own["embedding"]
     np.testing.assert_array_equal(after.params["embedding"], shared["embedding"] + 1)
-    states.add("learned", workload.decoder("learned", setting))  # adding it again changes nothing
+    states.add("learned", decoder("learned", *setting[:3]))  # adding it again changes nothing
     assert states.of("learned").params["embedding"] is after.params["embedding"]
 
 

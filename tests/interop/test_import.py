@@ -201,6 +201,14 @@ def test_the_output_matrix_of_an_export_may_be_stored_too(encoding, name, output
         read_own(model, read_config(folder), Weights(folder))
 
 
+def test_an_export_with_rope_is_no_model_with_another_encoding(tmp_path):
+    model = configured("rope")
+    export(model, filled(model), DATA, tmp_path / "model", "#", CONTEXT)
+    weights = Weights(tmp_path / "model")
+    with pytest.raises(UserError, match="exported with RoPE, but the configuration has NoPE"):
+        read_own(configured("nope"), read_config(tmp_path / "model"), weights)
+
+
 def test_folders_of_something_else(tmp_path):
     with pytest.raises(UserError, match=r"has no config.json"):
         read_folder(tmp_path, Gin())

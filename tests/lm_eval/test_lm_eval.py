@@ -113,6 +113,11 @@ def test_arguments_that_have_no_meaning_are_refused(harness):
         type(harness)(run="run", temperature=1)
     with pytest.raises(UserError, match="--batch_size=x is neither"):
         type(harness)(run="run", batch_size="x")
+    with pytest.raises(UserError, match="--model_args has no run"):
+        type(harness)()
+    for length in ("x", 0, -1, 12.5):
+        with pytest.raises(UserError, match=f"max_length is {length}: it must be a positive"):
+            type(harness)(run="run", max_length=length)
     asked = type(harness)(run="run", **{"gin.RoPE.base": 500})
     assert asked._leader.bindings == ["RoPE.base=500"]
 

@@ -105,15 +105,24 @@ def test_the_papers_run_fits_its_slice():
 
 def test_local_paths_are_those_that_no_bucket_holds():
     config = load_experiment(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
-    assert local_paths(config) == {"DATA_DIR": "data/c4", "INIT_FROM": "runs/a@10"}
+    assert local_paths(config) == [("INIT_FROM", "runs/a@10"), ("DATA_DIR", "data/c4")]
     (asked,) = check_local_paths(config, parse_slice("v4-256"))
     words = "DATA_DIR=data/c4, INIT_FROM=runs/a@10: does each of the 32 hosts of the slice have it"
     assert asked.outcome == "-" and asked.detail.startswith(words)
     config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
-    assert local_paths(config) == {"VOCABULARY": "vocabulary"}
+    assert local_paths(config) == [("VOCABULARY", "vocabulary")]
     assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].detail
     config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
     assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))
+
+
+def test_every_path_of_a_tuple_is_a_local_path():
+    files = [*FILES, "configs/data/seqio.gin"]
+    cached = "SeqioTask.cache_dirs=('cached/a', 'gs://b/c', 'cached/d')"
+    config = load_experiment(files, [cached, "MIXTURE_OR_TASK='c4'", "VOCABULARY='bytes'"])
+    named = [("SeqioTask.cache_dirs", "cached/a"), ("SeqioTask.cache_dirs", "cached/d")]
+    assert local_paths(config) == named
+    assert "cache_dirs=cached/a, " in check_local_paths(config, parse_slice("v4-8"))[0].detail
 
 
 @pytest.mark.ci

@@ -12,7 +12,7 @@ from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.check import check_gathers, check_token, gathered_once
 from fire_lm.preflight.estimate import Costs, Estimate, Generation, estimate
-from fire_lm.preflight.report import FAILED, OK, Report
+from fire_lm.preflight.report import FAILED, OK, SKIPPED, Report
 from fire_lm.sharding import AXES, MeshShape, make_mesh
 from fire_lm.training.compile import compile_step
 from fire_lm.training.step import TrainState
@@ -79,6 +79,18 @@ def test_a_new_token_gathers_no_parameters(gathered, outcome):
     found = check_token(dataclasses.replace(GENERATION, token=token))
     assert found.outcome == outcome
     assert found.detail.endswith("gathering a chip's parameters once would take 256.0 MiB")
+
+
+def test_gathers_that_cannot_be_read_are_not_judged(train):
+    """As in a program with a loop whose number of iterations only its run determines."""
+    why = "the number of iterations of a loop is unknown"
+    step = dataclasses.replace(STEP, untimed=why)
+    token = dataclasses.replace(GENERATION.token, collectives={}, untimed=why)
+    for check in (
+        check_gathers(train, plan(8, 16, 1), step),
+        check_token(dataclasses.replace(GENERATION, token=token)),
+    ):
+        assert (check.outcome, check.detail) == (SKIPPED, f"unknown: {why}")
 
 
 def test_a_report_on_generation():

@@ -40,7 +40,7 @@ def fits(batch: int):
         if (what.batch if tokens_per_batch is None else tokens_per_batch) > batch:
             raise DoesNotFit(2**31, 2**30)
         program = SimpleNamespace(memory=2**30)
-        token = SimpleNamespace(collectives={})
+        token = SimpleNamespace(collectives={}, untimed="")
         return program if tokens_per_batch else SimpleNamespace(
             program=program, token=token, parameters=0, prompts=what
         )  # fmt: skip

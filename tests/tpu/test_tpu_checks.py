@@ -111,6 +111,12 @@ def test_a_bucket_elsewhere_is_refused_unless_its_cost_is_accepted(cloud):
     assert bucket.check(accepted, Calls()).startswith("warning: gs://my-bucket is in europe-west4")
 
 
+def test_traffic_within_a_continent_costs_less():
+    places = {"us-west1": 0.02, "nam4": 0.02, "northamerica-northeast1": 0.02, "eur4": 0.08}
+    for place, price in places.items():
+        assert f"about ${price:.2f} (" in bucket.far(place.upper(), "us-central2", "b"), place
+
+
 def test_the_bucket_with_the_text_may_be_elsewhere_too(cloud, capsys):
     cloud.plan(buckets={"my-bucket": "US-CENTRAL2", "texts": "ASIA-EAST1"})
     flags = [flag for flag in EXPERIMENT if "DATA_DIR" not in flag]

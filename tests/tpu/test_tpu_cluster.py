@@ -43,7 +43,7 @@ def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
         (["zon=x"], "did you mean zone?"),
         (["spot=perhaps"], "set it to true or false"),
         (["retries=many"], "is not a whole number"),
-        (["accelerator=v4-7"], "v4 has no such slice"),
+        (["accelerator=v4-7"], "--cluster.accelerator=v4-7: v4 has no such slice"),
         (["bucket=my bucket"], "is not a valid bucket name"),
         (["image="], "does not define: image"),
         *(([f"price_per_chip_hour={price}"], "must be a number of 0 or more")
@@ -80,6 +80,8 @@ def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
         ("from tpu.cluster import base\n\ndef get_config():\n    c = base()\n    c.zon = 'a'\n",
          "zon"),
         ("def get_config():\n    return 1 / 0\n", "division by zero"),
+        ("def get_config():\n    pass\n", "get_config returns NoneType: it must return the"),
+        ("def get_config():\n    return {'zone': 'a'}\n", "get_config returns dict: it must"),
     ],
 )  # fmt: skip
 def test_a_cluster_file_with_an_error_is_told(tmp_path, text, words):

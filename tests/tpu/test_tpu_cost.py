@@ -150,7 +150,7 @@ def test_a_sweep_and_an_evaluation_tell_what_a_checkpoint_costs(cloud, capsys):
     assert f"\n# score: new: {unknown}{how}\n" in said
     assert not cloud.changes()
     task = load_experiment([*FILES, "configs/tasks/scrolls_qasper.gin"])
-    said = str(of_evaluation(task, load("v4_8", SITE)))
+    said = of_evaluation(task, load("v4_8", SITE))
     assert " per checkpoint and 1,000 examples on 4 chips (" in said and "decoding add" in said
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tpu_cloud import EXPERIMENT, GS, pretrain, run
 
+from tpu import bucket
 from tpu.commands import CallFailed, Refused
 from tpu.queued import QueuedResources
 
@@ -183,6 +184,17 @@ def test_a_job_that_only_its_ssh_fails_is_left_alone(cloud, capsys):
         assert pretrain("--cluster.retries=0") == 1
     said = capsys.readouterr().out
     assert "the hosts do not respond: 0 of 1 hosts respond; step 25" in said
+
+
+def test_lines_that_are_not_of_a_step_are_no_progress(tmp_path):
+    """Such as those that a full disk has damaged, or that the program of another user writes."""
+    step = b'{"step": 20, "loss": 2.5, "tokens_per_second": 1000.0}'
+    damaged = b'{"step": 30, {"step": 40}'
+    for more in (damaged, b'{"epoch": 3}', b'{"step": null}', b'"step": 10, "loss": 3.0}', b"\xff"):
+        (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([more, step, more]))
+        found = bucket.last_step(tmp_path / "metrics.jsonl")
+        assert found == "step 20, loss 2.500, 1,000 tokens/s"
+        assert bucket.in_words(more) == ""
 
 
 def test_several_hosts_need_a_key_in_ssh_agent(cloud, capsys):

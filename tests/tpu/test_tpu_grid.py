@@ -286,7 +286,7 @@ def test_an_arm_that_fails_leaves_the_others_going(capsys):
             stop=lambda: None,
         )
     said = capsys.readouterr().out
-    assert "fire-seed1  FAILED    step 7" in said and "rope-seed0  done      step 7" in said
+    assert "fire-seed1  FAILED  step 7" in said and "rope-seed0  done    step 7" in said
 
 
 def test_running_arms_show_their_phase_once_and_the_grid_its_eta(capsys, monkeypatch):

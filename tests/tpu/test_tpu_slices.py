@@ -45,7 +45,7 @@ class Machines(Calls):
         self.containers: dict[str, str] = {}
         self.started: dict[str, list[str]] = {}
 
-    def _run(self, arguments: Any, stdin: str = "") -> str:
+    def change(self, arguments: Any, stdin: str = "") -> str:
         verb, node = arguments[4], arguments[5]
         if arguments[3] == "queued-resources":
             return json.dumps({"state": {"state": "ACTIVE"}})

@@ -6,7 +6,4 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    config = site()
-    config.accelerator = "v4-512"
-    config.zone = "us-central2-b"
-    return config
+    return site(accelerator="v4-512", zone="us-central2-b")

@@ -6,7 +6,4 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    config = site()
-    config.accelerator = "v5e-128"
-    config.zone = "us-west4-a"
-    return config
+    return site(accelerator="v5e-128", zone="us-west4-a")

@@ -6,7 +6,4 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    config = site()
-    config.accelerator = "v5e-8"
-    config.zone = "us-west4-a"
-    return config
+    return site(accelerator="v5e-8", zone="us-west4-a")

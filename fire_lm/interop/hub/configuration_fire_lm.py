@@ -17,7 +17,6 @@ class FireLMConfig(PretrainedConfig):
       log_n: The settings for scaling attention by log n, or None.
       windows: The number of tokens that a token sees, including itself, or None for all.
       chunks: The number of tokens in a block outside which a token sees nothing, or None.
-      train_length: The training length in tokens.
       context_length: The input length that length-dependent encodings assume (dynamic NTK,
         RoPE's scalings with an automatic factor, ALiBi with interpolation, xPos); None if no
         encoding depends on the length.
