@@ -183,7 +183,10 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "infini, positions": infini_tables.positions,
         "passkey": infini_tables.passkey,
     },
-    "masked.md": {"masked": masked_tables.by_length},
+    "masked.md": {
+        "masked": lambda: masked_tables.by_length("rope"),
+        "masked, changes": lambda: masked_tables.changes("rope"),
+    },
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
         "attention": attention_times,

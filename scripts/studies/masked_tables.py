@@ -1,18 +1,25 @@
-"""The table of docs/masked.md, from docs/evidence/masked.
+"""The tables of docs/masked.md, from docs/evidence/masked.
 
-A run is named by its grid: `rope-seed0-resampling-beta-log-n-training`.
+A run is named by its grid, such as `rope-seed0-resampling-beta`; its one variant is log n.
 """
 
 from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
 
 from command import EVIDENCE
 from etils import epath
 
 from fire_lm.measures.masked_accuracy import MaskedAccuracyRow
-from fire_lm.reporting.page import Table
+from fire_lm.reporting import charts, figure
+from fire_lm.reporting.differences import Difference, Sample, difference
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.series import Series, cell
 from fire_lm.results.tables import read_table
 
-_LOG_N = "-log-n-training"
+_RUN = re.compile(r"(?P<encoding>.+)-seed\d+(?P<positions>.*)")
 _POSITIONS = {
     "": "0, 1, 2, ...",
     "-resampling-random-2048": "random below 2,048",
@@ -20,26 +27,99 @@ _POSITIONS = {
     "-resampling-beta": "equal mean, beta",
 }
 
+Way = tuple[str, bool]  # the positions in words, and whether there is log n
+PLAIN = (_POSITIONS[""], False)
 
-def accuracies() -> dict[tuple[str, int], MaskedAccuracyRow]:
-    """Return the accuracies of RoPE by run and length."""
+
+@functools.cache
+def accuracies() -> dict[tuple[str, Way], dict[int, Sample]]:
+    """Return the accuracies of each arm by length, one for each seed.
+
+    All are of the same text, so its difficulty cancels in differences.
+    """
     path = epath.Path(EVIDENCE / "masked" / "masked_accuracy.csv")
-    rows = read_table(path, MaskedAccuracyRow)
-    return {(row.run, row.length): row for row in rows if row.quantity == "accuracy"}
-
-
-def by_length() -> str:
-    """Return the accuracies with their standard errors over the text."""
-    of_runs, rows = accuracies(), []
-    lengths = sorted({length for _, length in of_runs})
-    for positions, name in _POSITIONS.items():
-        for log_n in ("", _LOG_N):
-            run = f"rope-seed0{positions}{log_n}"
-            measured = [of_runs[run, length] for length in lengths]
-            cells = [f"{row.value:.1f} ± {row.stderr:.1f}" for row in measured]
-            rows.append([name, "log n" if log_n else "", *cells])
-    best = {
-        (max(range(len(rows)), key=lambda row: float(rows[row][column].split()[0])), column)
-        for column in range(2, 2 + len(lengths))
+    rows: dict[tuple[str, Way], dict[int, list[MaskedAccuracyRow]]] = {}
+    for row in read_table(path, MaskedAccuracyRow):
+        name = _RUN.fullmatch(row.run)
+        assert name is not None, row.run
+        arm = name["encoding"], (_POSITIONS[name["positions"]], bool(row.variant))
+        if row.quantity == "accuracy":
+            rows.setdefault(arm, {}).setdefault(row.length, []).append(row)
+    return {
+        arm: {length: _sample(own) for length, own in sorted(by_length.items())}
+        for arm, by_length in rows.items()
     }
+
+
+def _sample(rows: list[MaskedAccuracyRow]) -> Sample:
+    (text,) = {row.text for row in rows}
+    error = sum(row.stderr for row in rows) / len(rows)
+    return Sample({row.run: row.value for row in rows}, error=error, text=text, common_text=True)
+
+
+def arms_of(encoding: str) -> dict[Way, Mapping[int, Sample]]:
+    """Return the accuracies of an encoding by positions and log n, in the order of the tables."""
+    ways = [(positions, log_n) for positions in _POSITIONS.values() for log_n in (False, True)]
+    return {way: accuracies()[encoding, way] for way in ways}
+
+
+def by_length(encoding: str) -> str:
+    """Return the mean accuracies of an encoding; ± is the standard deviation over seeds."""
+    arms = arms_of(encoding)
+    lengths = list(next(iter(arms.values())))
+    rows = [
+        [positions, "log n" * log_n, *(_cell(points[length]) for length in lengths)]
+        for (positions, log_n), points in arms.items()
+    ]
+    best = set()
+    for column, length in enumerate(lengths, start=2):
+        means = [points[length].mean for points in arms.values()]
+        best.add((means.index(max(means)), column))
     return Table("", ["positions", "", *map(str, lengths)], rows, frozenset(best)).markdown()
+
+
+def _cell(point: Sample) -> str:
+    return cell(point, {point.runs}, digits=1)
+
+
+def change(encoding: str, arm: Way, other: Way, length: int) -> Difference:
+    """Return how many more points one arm of an encoding finds than another."""
+    arms = arms_of(encoding)
+    return difference(arms[arm][length], arms[other][length])
+
+
+def changes(encoding: str) -> str:
+    """Return what positions and log n change; ± is half the 95 % interval over seeds.
+
+    The interval is that of a single comparison.
+    """
+    arms, rows = arms_of(encoding), []
+    lengths = list(arms[PLAIN])
+    for arm in arms:
+        if arm != PLAIN:
+            of_lengths = [change(encoding, arm, PLAIN, length) for length in lengths]
+            cells = [f"{one.value:+.1f} ± {one.half_width:.1f}" for one in of_lengths]
+            rows.append([arm[0], "log n" * arm[1], *cells])
+    return Table("", ["positions", "", *map(str, lengths)], rows).markdown()
+
+
+_BETA = _POSITIONS["-resampling-beta"]
+_DRAWN = (PLAIN, (PLAIN[0], True), (_BETA, False), (_BETA, True))
+_NAMES = {"rope": "RoPE", "fire": "FIRE"}
+
+
+def picture() -> Picture:
+    """Return a figure with a panel for each encoding that has three seeds."""
+    axis = figure.Axis("tokens that the model reads", "hidden tokens found (%)", lengths=True)
+    names = {key: f"{key[0]}{', log n' * key[1]}" for key in _DRAWN}
+    panels = [
+        figure.Panel(
+            name,
+            [Series(names[key], arms_of(encoding)[key], arm=names[key]) for key in _DRAWN],
+            axis,
+            trained=[64],
+        )
+        for encoding, name in _NAMES.items()
+    ]
+    styles = charts.styles(list(names.values()))
+    return figure.picture("masked_accuracy", "", "masked accuracy by length", panels, styles)

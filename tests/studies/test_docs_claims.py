@@ -276,19 +276,31 @@ def test_no_model_learned_to_add_or_to_recall(study, words):
 
 
 def test_masked_language_models_beyond_their_length():
-    found = masked_tables.accuracies()
-    best = "rope-seed0-resampling-beta-log-n-training"
-    values = {
-        (run, length): f"{found[run, length].value:.1f}"
-        for run in (best, "rope-seed0")
-        for length in (512, 1024)
-    }
-    cost = found["rope-seed0", 64].value - found[best, 64].value
-    assert (
-        f"{values[best, 512]} % at 512 tokens and {values[best, 1024]} % at 1,024, where plain "
-        f"RoPE finds {values['rope-seed0', 512]} and {values['rope-seed0', 1024]} %. They cost "
-        f"{cost:.1f} points at the training length"
-    ) in page("masked.md")
+    plain, words = masked_tables.PLAIN, page("masked.md")
+    random, exponential, beta = (
+        (name, True)
+        for name in ("random below 2,048", "equal mean, exponential", "equal mean, beta")
+    )
+    log_n = (plain[0], True)
+
+    def clear(arm, other=plain):
+        found = {n: masked_tables.change("rope", arm, other, n) for n in LENGTHS}
+        return [n for n, one in found.items() if abs(one.value) > one.half_width]
+
+    def more(arm, length, other=plain, sign=1):
+        found = masked_tables.change("rope", arm, other, length)
+        value, half = sign * found.value, found.half_width
+        return f"{value:.1f} points ({value - half:.1f} to {value + half:.1f})"
+
+    best = {arm: points[1024].mean for arm, points in masked_tables.arms_of("rope").items()}
+    assert max(best, key=best.__getitem__) == beta
+    assert f"beta distribution, {more(beta, 1024)} more than plain" in words
+    assert f"{more(beta, 1024, log_n).replace(' points', '')} more than RoPE with log n" in words
+    assert all(1024 not in clear(beta, other) for other in (exponential, (beta[0], False)))
+    assert f"They cost {more(beta, 64, sign=-1)} at the training length" in words
+    assert masked_tables.change("rope", log_n, plain, 64).value == 0
+    assert f"finds {more(log_n, 512)} more at 512" in words
+    assert clear((random[0], False)) == [64, 128, 256]
 
 
 def test_the_goals_of_speed():
