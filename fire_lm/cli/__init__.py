@@ -48,8 +48,7 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
         return report_error(error, arguments)
     except Exception as error:
         if "--debug" not in arguments and is_out_of_memory(error):
-            print(f"\nfire-lm: {printable(out_of_memory(error, arguments))}", file=sys.stderr)
-            return leave_job(RunFailed.exit_code)
+            return report_error(RunFailed(out_of_memory(error, arguments)), arguments)
         if problem := backend_problem(error):
             return report_error(problem, arguments)
         if "--debug" in arguments or not is_of_storage(error):
@@ -57,9 +56,7 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
                 traceback.print_exc()
                 leave_job(RunFailed.exit_code)
             raise
-        cause = printable(reason(error))
-        print(f"\nfire-lm: reading or writing failed: {cause}", file=sys.stderr)
-        return leave_job(RunFailed.exit_code)
+        return report_error(RunFailed(f"reading or writing failed: {reason(error)}"), arguments)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; rerun the same command to resume", file=sys.stderr)
         return leave_job(130)
