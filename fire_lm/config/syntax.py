@@ -240,9 +240,8 @@ def parse_binding(text: str) -> Statement:
         )
     if not raw:
         raise UserError(f"{where}: no value after '=': write '' for an empty string")
-    if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
-        raw = f"({raw})"
-    node = read_value(raw)
+    several = re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw)
+    node = read_value(f"({raw})" if several else raw)  # 512,1024 needs no brackets
     if node is None and raw[0] == "{":
         raise UserError(f"{where}: {NO_DICTS}")
     if node is None and (raw[0] in "@%([{'\"" or raw[-1] in "'\""):
