@@ -130,7 +130,6 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
     check_sizes(sizes, len(devices), max(1, slices), where)
-    axes, types = _axes(sizes), (AxisType.Auto,) * len(sizes)
     if slices > 1:
         # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
@@ -139,10 +138,10 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
             devices,
             allow_split_physical_axes=True,
         )
-        return Mesh(arranged, axes, axis_types=types)
-    # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
-    arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(arranged, axes, axis_types=types)
+    else:
+        # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
+        arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, _axes(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def _axes(sizes: Sizes) -> tuple[str, ...]:
@@ -388,12 +387,6 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
     Processes whose devices hold slices of the same rows pass the same complete rows.
     """
-    if slices_of_rows(mesh) == 1:
-        layout = NamedSharding(mesh, BATCH)
-        return {
-            name: jax.make_array_from_process_local_data(layout, x_BT)
-            for name, x_BT in batch.items()
-        }
     _, parts = process_shard(mesh, jax.process_index())
     return {
         name: jax.make_array_from_process_local_data(
