@@ -169,6 +169,9 @@ def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
     if arguments[:1] == ["grid"]:
         return argparse.Namespace(verb="grid", rest=arguments[1:])
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
+    for binding in bindings:
+        if "=" not in binding:  # the value is another argument, which might be taken for a run
+            raise UserError(f"--gin.{binding}: a binding must be of the form --gin.NAME=VALUE")
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
     parsed, unknown = parser.parse_known_args(rest)

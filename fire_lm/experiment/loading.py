@@ -30,6 +30,8 @@ CALLED_BY_COMMANDS: dict[str, Callable[..., Any]] = {
 # The macros of which a file of its own chooses the value, in configs/positions and configs/models.
 _CHOICES = ("POSITION", "MODEL_SIZE")
 
+NO_SOURCE = "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from"
+
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
 # If `evaluate` has bindings, it is also a root.
 _ROOTS: dict[Kind, tuple[str, ...]] = {
@@ -139,16 +141,19 @@ def resolve(
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     kind = kind_of(stated)
     roots = _ROOTS[kind] + ("evaluate",) * ("evaluate" in stated.configurables)
+    hints = {
+        "POSITION": "no positional encoding chosen: add "
+        f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
+    }
+    if kind == "finetune":  # its model comes from another run
+        hints["MODEL_SIZE"] = NO_SOURCE
     config = load(
         stated,
         configurables=CALLED_BY_COMMANDS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
         roots=(*roots, *more_roots),
-        hints={
-            "POSITION": "no positional encoding chosen: add "
-            f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
-        },
+        hints=hints,
         derive=lambda bound: [
             *derived_label(bound),
             *default_truncation(bound),
