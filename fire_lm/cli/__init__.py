@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
+from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of, texts_of
 from fire_lm.cli.out_of_memory import is_out_of_memory, out_of_memory
 from fire_lm.cli.parser import build_parser
 from fire_lm.console import Guarded, standard_streams
@@ -142,12 +142,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 def require_buckets(parsed: argparse.Namespace) -> None:
     """Raise UserError if an argument names a bucket that does not exist."""
-    paths = [
-        (name, path)
-        for name, value in vars(parsed).items()
-        for path in (value if isinstance(value, list) else [value])
-        if isinstance(path, str) and path.startswith("gs://")
-    ]
+    paths = [(name, text) for name, text in texts_of(parsed) if text.startswith("gs://")]
     if paths:
         from fire_lm.storage import require_bucket
 

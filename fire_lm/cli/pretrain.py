@@ -10,14 +10,7 @@ from etils import epath
 import fire_lm
 from fire_lm import training
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import (
-    NO_SOURCE,
-    Statements,
-    check_blocks,
-    check_settings,
-    kind_of,
-    read_gin,
-)
+from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
@@ -94,7 +87,7 @@ def start_or_resume(start: Start) -> None:
     experiment, workdir, source = start.experiment, start.workdir, start.source
     start.check()
     if experiment.kind == "finetune" and not source:
-        raise UserError(NO_SOURCE)
+        raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     if source and not start.has_checkpoints:
         if experiment.kind == "finetune":
             tokenized_of_run(experiment, source)  # checks that the vocabulary is the source's

@@ -219,6 +219,6 @@ def _other_than_file(path: Any) -> str:
 def _path(name: str) -> Any:
     if "://" not in name:
         return pathlib.Path(name)
-    from etils import epath  # imported here because importing is slow and only buckets need it
+    from fire_lm.storage import place  # imported here because only buckets need it
 
-    return epath.Path(name)
+    return place(name)

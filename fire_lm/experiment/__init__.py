@@ -8,14 +8,7 @@ from fire_lm.config import SHIPPED, GinText, ImportFailed, Statements, UnusedBin
 from fire_lm.experiment.checks import check_blocks, check_positions, check_settings
 from fire_lm.experiment.encoding_label import POSITIONS
 from fire_lm.experiment.experiment import ABSENT, Difference, Experiment, InputPath
-from fire_lm.experiment.loading import (
-    NO_SOURCE,
-    evaluates_a_task,
-    kind_of,
-    load_experiment,
-    read_gin,
-    resolve,
-)
+from fire_lm.experiment.loading import evaluates_a_task, kind_of, load_experiment, read_gin, resolve
 
 __all__ = [
     "ABSENT",
@@ -24,7 +17,6 @@ __all__ = [
     "GinText",
     "ImportFailed",
     "InputPath",
-    "NO_SOURCE",
     "POSITIONS",
     "SHIPPED",
     "Statements",

@@ -30,8 +30,6 @@ CALLED_BY_COMMANDS: dict[str, Callable[..., Any]] = {
 # The macros of which a file of its own chooses the value, in configs/positions and configs/models.
 _CHOICES = ("POSITION", "MODEL_SIZE")
 
-NO_SOURCE = "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from"
-
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
 # If `evaluate` has bindings, it is also a root.
 _ROOTS: dict[Kind, tuple[str, ...]] = {
@@ -146,7 +144,7 @@ def resolve(
         f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
     }
     if kind == "finetune":  # its model comes from another run
-        hints["MODEL_SIZE"] = NO_SOURCE
+        hints["MODEL_SIZE"] = "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from"
     config = load(
         stated,
         configurables=CALLED_BY_COMMANDS

@@ -320,11 +320,7 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: The file is damaged or contains rows of another kind.
     """
-    return _parsed(storage.read_bytes(path), kind, str(path))
-
-
-def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
-    return parse_table(_decoded(content, name), kind, name)
+    return parse_table(read_text(path), kind, str(path))
 
 
 def read_text(path: epath.Path) -> str:
@@ -411,7 +407,7 @@ def merge_table(
 
     def with_ours(content: bytes | None) -> str | None:
         nonlocal merged
-        existing = _parsed(content, kind, str(path))
+        existing = parse_table(_decoded(content, str(path)), kind, str(path))
         merged = [row for row in existing if row in rows or not outdated(row)]
         known = {row.key: row for row in merged}
         new = [r for r in rows if r.key not in known or (replace and known[r.key] != r)]

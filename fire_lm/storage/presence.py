@@ -95,9 +95,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if not in_bucket(path):
         return
     bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
-    if str(path).startswith("gs:") and not re.fullmatch(
-        r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
-    ):
+    if not re.fullmatch(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket):
         raise UserError(f"{flag} {path}: {bucket!r} is not a valid bucket name")
     load_tensorflow()  # etils would load TensorFlow without suppressing the log lines
     with without_log_lines(), suppress(RunFailed):
