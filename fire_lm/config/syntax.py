@@ -103,11 +103,6 @@ class Statement:
         return "" if self.from_command_line else self.where.rpartition(":")[0]
 
     @property
-    def plain(self) -> Any:
-        """The value as gin would return it, except that references and macros remain leaves."""
-        return plain(self.node)
-
-    @property
     def value(self) -> Any:
         """The value, in which references and macros are text, such as '@FIRE' and '%SEED'."""
         return mapped(self.node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else str(leaf))
