@@ -111,9 +111,7 @@ class Progress:
         if share is not None:
             left = (now - self._began) * (1 - share) / share if 0 < share < 1 else 0.0
             return f"  ETA {duration(left)}" if left else ""
-        if done >= self._total:
-            return ""
-        if done <= before:
+        if done >= self._total or done <= before:
             return ""
         return f"  ETA {duration((now - then) * (self._total - done) / (done - before))}"
 

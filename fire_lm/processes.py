@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ _exchanges = itertools.count()
 # JAX's heartbeat timeout, after which JAX ends the job if a process has died. This covers the time
 # before the watchdog starts.
 _SILENCE_SECONDS = 60
+_ARRIVAL_SECONDS = 3600  # for how long a process waits for each of the others
 
 
 def initialize_distributed() -> None:
@@ -40,7 +42,9 @@ def initialize_distributed() -> None:
     if jax.distributed.is_initialized():
         return
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        address = os.environ["JAX_COORDINATOR_ADDRESS"]
+        if not re.fullmatch(r".+:\d+", address):
+            raise UserError(f"JAX_COORDINATOR_ADDRESS is {address!r}: it must be HOST:PORT")
         try:
             count, index = (int(os.environ[f"JAX_{n}"]) for n in ("NUM_PROCESSES", "PROCESS_ID"))
         except (KeyError, ValueError) as error:
@@ -48,6 +52,12 @@ def initialize_distributed() -> None:
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
                 f"be set to whole numbers: {error}"
             ) from error
+        if not 0 <= index < count:
+            raise UserError(
+                f"JAX_PROCESS_ID is {index}: it must be from 0 to JAX_NUM_PROCESSES - 1 = "
+                f"{count - 1}"
+            )
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
         )
@@ -68,7 +78,7 @@ def coordinator_host() -> str:
     return str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
 
 
-def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Json]:
+def exchanged(value: _Json, key: str = "") -> list[_Json]:
     """Return the values that all processes pass to this function, in process order.
 
     All processes must call this function. The values travel through JAX's coordination service,
@@ -77,7 +87,6 @@ def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Jso
 
     Args:
       value: This process's value, which must be JSON-serialisable.
-      seconds: The maximum time to wait for each process.
       key: A name for this exchange that is unique within the job. By default, the name is a
         running number, so threads of one process that exchange values concurrently must each pass a
         key.
@@ -88,7 +97,7 @@ def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Jso
     key = f"fire_lm/exchanged/{key or next(_exchanges)}"
     client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(value))
     return [
-        json.loads(client.blocking_key_value_get(f"{key}/{index}", int(1000 * seconds)))
+        json.loads(client.blocking_key_value_get(f"{key}/{index}", 1000 * _ARRIVAL_SECONDS))
         for index in range(jax.process_count())
     ]
 
@@ -133,7 +142,7 @@ def failing_together() -> Iterator[None]:
         raise own
 
 
-def wait_for_all(point: str, seconds: float = 3600.0) -> None:
+def wait_for_all(point: str, seconds: float = _ARRIVAL_SECONDS) -> None:
     """Wait until every process of the job has reached `point`, whose name must be unique.
 
     Call this function before the first collective of each kind. The CPU collectives (gloo) fail if

@@ -386,12 +386,6 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
     Processes whose devices hold slices of the same rows pass the same complete rows.
     """
-    if slices_of_rows(mesh) == 1:
-        layout = NamedSharding(mesh, BATCH)
-        return {
-            name: jax.make_array_from_process_local_data(layout, x_BT)
-            for name, x_BT in batch.items()
-        }
     _, parts = process_shard(mesh, jax.process_index())
     return {
         name: jax.make_array_from_process_local_data(

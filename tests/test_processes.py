@@ -8,7 +8,7 @@ import pytest
 from started_together import finish, start_together
 
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.processes import by_first, failing_together
+from fire_lm.processes import by_first, failing_together, initialize_distributed
 from fire_lm.sweeps import schedule
 
 JOB = """
@@ -145,3 +145,21 @@ def test_a_process_alone_raises_its_own_error():
     with pytest.raises(UserError, match="no"), failing_together():
         raise UserError("no")
     assert by_first(lambda: 3) == 3
+
+
+@pytest.mark.parametrize(
+    "address, process, told",
+    [
+        ("host:1234", "2", "JAX_PROCESS_ID is 2: it must be from 0 to JAX_NUM_PROCESSES - 1 = 1"),
+        ("host:1234", "-1", "JAX_PROCESS_ID is -1"),
+        ("host:1234", "x", "must also be set to whole numbers"),
+        ("host", "0", "JAX_COORDINATOR_ADDRESS is 'host': it must be HOST:PORT"),
+    ],
+)
+def test_a_job_that_the_environment_misdescribes_is_refused(monkeypatch, address, process, told):
+    variables = {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": "2", "PROCESS_ID": process}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"JAX_{name}", value)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: pytest.fail("joined"))
+    with pytest.raises(UserError, match=told):
+        initialize_distributed()

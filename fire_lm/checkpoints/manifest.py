@@ -19,8 +19,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from etils import epath
 
@@ -37,7 +38,6 @@ from fire_lm.storage import (
 
 MANIFEST = "manifest.sha256"
 NEVER_ENDED = "its save never finished"
-_CHUNK_BYTES = 2**24
 _NOT_READ = "- -"
 _ARRAY = "fingerprint"
 _ARRAYS_OF = "state/"  # the folder whose files contain arrays
@@ -73,7 +73,9 @@ def write_manifest(
             raise RunFailed(f"another process has completed {step} in the meantime")
         return
     _check_arrays(step, names)
-    lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
+    below = (path for path in Path(step).rglob("*") if not path.is_dir())
+    files = sorted(path.relative_to(step).as_posix() for path in below)
+    lines = "".join(f"{_digest(step / name)} {name}\n" for name in files)
     _flush_tree(step)
     # Written atomically, because a partial manifest would look like damage.
     replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
@@ -173,24 +175,12 @@ def _flush_folder(folder: str | epath.Path) -> None:
         os.close(descriptor)
 
 
-def _files(folder: epath.Path, prefix: str = "") -> Iterator[str]:
-    for path in folder.iterdir():
-        if path.is_dir():
-            yield from _files(path, f"{prefix}{path.name}/")
-        else:
-            yield f"{prefix}{path.name}"
-
-
 def _digest(path: epath.Path) -> str:
     if in_bucket(path):
         content = read_bytes(path) or b""
         return f"{hashlib.sha256(content).hexdigest()} {len(content)}"
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return f"{digest.hexdigest()} {size}"
+    with open(path, "rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {file.tell()}"
 
 
 def _sha256(text: str) -> str:

@@ -68,7 +68,9 @@ def restore_params(
     try:
         leaves = leaves_by_path(like)
         wanted = _wanted(leaves_by_path(tree), {x: leaves[x] for x in leaves if x not in missing})
-        item = _with_leaves(tree, wanted)
+        item = jax.tree_util.tree_map_with_path(
+            lambda path, _: wanted.get(path_name(path), ocp.PLACEHOLDER), tree
+        )
         restore = ocp.args.PyTreeRestore(
             item=item,
             restore_args=ocp.checkpoint_utils.construct_restore_args(item),
@@ -238,14 +240,3 @@ def _below(leaves: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {
         path.removeprefix(prefix): leaf for path, leaf in leaves.items() if path.startswith(prefix)
     }
-
-
-def _with_leaves(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return `tree` with these leaves, keyed by path, and with placeholders for all others."""
-    if isinstance(tree, Mapping):
-        return {key: _with_leaves(value, leaves, f"{prefix}{key}/") for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [
-            _with_leaves(value, leaves, f"{prefix}{index}/") for index, value in enumerate(tree)
-        ]
-    return None if tree is None else leaves.get(prefix[:-1], ocp.PLACEHOLDER)

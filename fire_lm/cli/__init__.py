@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
+from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of, texts_of
 from fire_lm.cli.out_of_memory import is_out_of_memory, out_of_memory
 from fire_lm.cli.parser import build_parser
 from fire_lm.console import Guarded, standard_streams
@@ -48,8 +48,7 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
         return report_error(error, arguments)
     except Exception as error:
         if "--debug" not in arguments and is_out_of_memory(error):
-            print(f"\nfire-lm: {printable(out_of_memory(error, arguments))}", file=sys.stderr)
-            return leave_job(RunFailed.exit_code)
+            return report_error(RunFailed(out_of_memory(error, arguments)), arguments)
         if problem := backend_problem(error):
             return report_error(problem, arguments)
         if "--debug" in arguments or not is_of_storage(error):
@@ -57,9 +56,7 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
                 traceback.print_exc()
                 leave_job(RunFailed.exit_code)
             raise
-        cause = printable(reason(error))
-        print(f"\nfire-lm: reading or writing failed: {cause}", file=sys.stderr)
-        return leave_job(RunFailed.exit_code)
+        return report_error(RunFailed(f"reading or writing failed: {reason(error)}"), arguments)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; rerun the same command to resume", file=sys.stderr)
         return leave_job(130)
@@ -145,12 +142,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 def require_buckets(parsed: argparse.Namespace) -> None:
     """Raise UserError if an argument names a bucket that does not exist."""
-    paths = [
-        (name, path)
-        for name, value in vars(parsed).items()
-        for path in (value if isinstance(value, list) else [value])
-        if isinstance(path, str) and path.startswith("gs://")
-    ]
+    paths = [(name, text) for name, text in texts_of(parsed) if text.startswith("gs://")]
     if paths:
         from fire_lm.storage import require_bucket
 
@@ -172,6 +164,9 @@ def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
     if arguments[:1] == ["grid"]:
         return argparse.Namespace(verb="grid", rest=arguments[1:])
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
+    for binding in bindings:
+        if "=" not in binding:  # the value is another argument, which might be taken for a run
+            raise UserError(f"--gin.{binding}: a binding must be of the form --gin.NAME=VALUE")
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
     parsed, unknown = parser.parse_known_args(rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fire_lm.errors import UserError
 
@@ -18,15 +18,14 @@ def check_characters(
     value contains such characters on purpose. Without this check, they would cause an error much
     later or garble the output.
     """
-    given = [(flags.get(name, name), value) for name, value in vars(parsed).items()]
+    given = [(flags.get(name, name), text) for name, text in texts_of(parsed)]
     given += [(f"--gin.{binding.partition('=')[0]}", binding) for binding in bindings]
-    for flag, value in given:
+    for flag, text in given:
         quoted = ("--also", "--gin.", "--prompt", "--stop")  # These may span several lines.
         allowed = "\n\t" if flag.startswith(quoted) else ""
-        for text in value if isinstance(value, list) else [value]:
-            for character in text if isinstance(text, str) else "":
-                if unicodedata.category(character) in ("Cc", "Cs") and character not in allowed:
-                    raise UserError(f"{flag} contains the character {character!r}: remove it")
+        for character in text:
+            if unicodedata.category(character) in ("Cc", "Cs") and character not in allowed:
+                raise UserError(f"{flag} contains the character {character!r}: remove it")
 
 
 def flags_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, str]:
@@ -46,12 +45,19 @@ def check_not_empty(parsed: argparse.Namespace, flags: Mapping[str, str]) -> Non
 
     An empty path would mean the working directory or the root of the file system.
     """
+    for name, text in texts_of(parsed):
+        if text == "" and name != "gin_search_paths":
+            raise UserError(
+                f"{flags.get(name, name)} is empty: give a value (is a shell variable unset?)"
+            )
+
+
+def texts_of(parsed: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each argument, and of each item of a list."""
     for name, value in vars(parsed).items():
         for text in value if isinstance(value, list) else [value]:
-            if text == "" and name != "gin_search_paths":
-                raise UserError(
-                    f"{flags.get(name, name)} is empty: give a value (is a shell variable unset?)"
-                )
+            if isinstance(text, str):
+                yield name, text
 
 
 def check_for_tasks(parsed: argparse.Namespace) -> None:

@@ -9,9 +9,17 @@ from typing import Any, NoReturn
 from fire_lm.errors import UserError, nearest
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Formats descriptions as they are written, and adds the defaults that a help text omits."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        lacks = "default" not in (action.help or "") and action.default is not argparse.SUPPRESS
+        return f"{action.help} (default: %(default)s)" if lacks and action.default else action.help
+
+
 class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _Formatter)
         # An abbreviation such as --allow must not be taken for --allow_config_change.
         super().__init__(**settings, allow_abbrev=False)
 
@@ -23,9 +31,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}\n`{self.prog} --help` lists all arguments")
 
 
-def number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of 1 or more")
+def number(text: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of {least} or more")
     if len(text) > 18 or int(text) >= 2**31:  # Settings are int32.
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
@@ -35,8 +43,8 @@ def ranges(text: str) -> tuple[int, ...]:
     """Parse numbers and inclusive ranges, such as `1-40,50`; return sorted, distinct numbers."""
     values: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        low, high = number(first), number(last or first)
+        first, dash, last = part.partition("-")
+        low, high = number(first), number(last if dash else first)
         if low > high or high - low >= 100_000:
             raise argparse.ArgumentTypeError(
                 f"'{part:.20}' is not a range of at most 100,000 numbers, such as 1-500"
@@ -53,7 +61,7 @@ def three_numbers(text: str) -> tuple[int, int, int]:
 
 
 def seed(text: str) -> int:
-    return 0 if text == "0" else number(text)
+    return number(text, least=0)
 
 
 def split_rule(text: str) -> str | int:

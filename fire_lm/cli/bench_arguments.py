@@ -51,7 +51,7 @@ def _add_model(model: Parser) -> None:
         choices=["best", "paper"],
         default="best",
         help="best: the best round on one device; paper: the mean of the rounds on all devices of "
-        "the host, as in Fig. 5, with --rounds=10 (default: %(default)s)",
+        "the host, as in Fig. 5, with --rounds=10",
     )
     model.add_argument(
         "--peer", choices=["torch"], help="compare training steps with the same models in PyTorch"
@@ -60,12 +60,8 @@ def _add_model(model: Parser) -> None:
 
 def _add_generate(generate: Parser) -> None:
     _add_models(generate, "2048", "tokens per prompt")
-    generate.add_argument(
-        "--new_tokens", type=number, default=32, help="tokens to generate (default: %(default)s)"
-    )
-    generate.add_argument(
-        "--batch_size", type=number, default=1, help="prompts per batch (default: %(default)s)"
-    )
+    generate.add_argument("--new_tokens", type=number, default=32, help="tokens to generate")
+    generate.add_argument("--batch_size", type=number, default=1, help="prompts per batch")
     generate.add_argument(
         "--peer", choices=["torch"], help="compare with the same models in transformers"
     )
@@ -77,16 +73,10 @@ def _add_reading(reading: Parser) -> None:
     )
     reading.add_argument("--tfds_name", help="name of the data set, if the directory has several")
     reading.add_argument(
-        "--vocabulary",
-        default="bytes",
-        help="bytes, or the path of a SentencePiece model (default: %(default)s)",
+        "--vocabulary", default="bytes", help="bytes, or the path of a SentencePiece model"
     )
-    reading.add_argument(
-        "--length", type=number, default=2048, help="tokens per row (default: %(default)s)"
-    )
-    reading.add_argument(
-        "--tokens", type=number, default=2**24, help="tokens per round (default: %(default)s)"
-    )
+    reading.add_argument("--length", type=number, default=2048, help="tokens per row")
+    reading.add_argument("--tokens", type=number, default=2**24, help="tokens per round")
 
 
 def _add_attention(bench: Parser) -> None:
@@ -97,7 +87,8 @@ def _add_attention(bench: Parser) -> None:
         "memory": "lengths at which to measure the memory of a FIRE attention call",
     }
     defaults = {name: ",".join(map(str, ATTENTION[name])) for name in helps}
-    add_lists(bench, *((name, defaults[name], help) for name, help in helps.items()))
+    for name, help in helps.items():
+        add_lists(bench, (name, defaults[name], f"{help} (default: {defaults[name]})"))
     bench.set_defaults(**dict.fromkeys(helps))  # see ATTENTION
     bench.add_argument(
         "--peer", choices=["torch"], help="compare with the same model in another library"
@@ -122,6 +113,4 @@ def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
     for name, default, help in lists:
         named = name in ("encodings", "implementations")
         kind = names_or_none if named else numbers_or_none
-        verb.add_argument(
-            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} ({default})"
-        )
+        verb.add_argument(f"--{name}", type=kind, default=default, metavar="A,B", help=help)

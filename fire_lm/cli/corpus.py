@@ -63,6 +63,8 @@ def write_from_files(arguments: argparse.Namespace) -> None:
 
     if not arguments.name:
         raise UserError("--from needs --name=NAME, the name of the data set, such as arxiv")
+    if arguments.whole_files and arguments.text_field:
+        raise UserError("--whole_files and --text_field cannot be combined: omit one of them")
     percent = arguments.validation_percent
     with bar("MB read", 10**6) as on_bytes:
         written = write_text_corpus(

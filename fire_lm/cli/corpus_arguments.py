@@ -48,9 +48,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
     written = Parser(add_help=False, parents=[folder])
     written.add_argument("--tfds_name", help="name of the data set, if the directory has several")
     written.add_argument(
-        "--vocabulary",
-        default="bytes",
-        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
+        "--vocabulary", default="bytes", help="bytes, the path of a SentencePiece model, or hf:DIR"
     )
 
     _add_vocab(parts.add_parser("vocab", parents=[folder, debug], help="train a vocabulary"))
@@ -75,18 +73,16 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         type=numbers,
         default="512,1024,2048,4096,8192",
         metavar="A,B",
-        help="lengths of the rows to describe (default: %(default)s)",
+        help="lengths of the rows to describe",
     )
     check.add_argument(
         "--documents",
         type=number,
         default=100_000,
-        help="maximum number of documents to read from each split (default: %(default)s)",
+        help="maximum number of documents to read from each split",
     )
     check.add_argument(
-        "--output",
-        default="corpus_check.png",
-        help="file for the figure of document lengths (default: %(default)s)",
+        "--output", default="corpus_check.png", help="file for the figure of document lengths"
     )
 
     summary = "write data sets of downstream tasks"
@@ -102,21 +98,14 @@ def _add_vocab(vocab: Parser) -> None:
         help="names of the data sets to read in equal parts, if the directory has several; inputs "
         "and targets of a task's data set count as documents",
     )
-    vocab.add_argument(
-        "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
-    )
+    vocab.add_argument("--size", type=number, default=32_000, help="number of pieces")
     vocab.add_argument(
         "--output",
         required=True,
         metavar="FILE",
         help="file to write; pass it to other verbs as VOCABULARY",
     )
-    vocab.add_argument(
-        "--megabytes",
-        type=number,
-        default=64,
-        help="megabytes of text to train on (default: %(default)s)",
-    )
+    vocab.add_argument("--megabytes", type=number, default=64, help="megabytes of text to train on")
     vocab.add_argument(
         "--split_digits", action="store_true", help="make every digit a piece of its own"
     )

@@ -23,16 +23,16 @@ def write_tasks(arguments: argparse.Namespace) -> None:
     if all(isinstance(task.origin, Generated) for task in tasks):
         if arguments.source:
             raise UserError(f"the suite {arguments.suite} is generated: omit --source")
-        written = write_exercises(tasks, arguments.data_dir, settings)
+        write_exercises(tasks, arguments.data_dir, settings)
     else:
         if settings:
             given = next(iter(settings))
             raise UserError(
                 f"--{given} applies only to generated suites: omit it for {arguments.suite}"
             )
-        written = write_records(tasks, arguments.data_dir, arguments.source)
+        write_records(tasks, arguments.data_dir, arguments.source)
     print(
-        f"tasks: {', '.join(f'fire_lm:{name}' for name in written)}\n"
+        f"tasks: {', '.join(f'fire_lm:{task.name}' for task in tasks)}\n"
         f"read them with --gin.DATA_DIR={arguments.data_dir}"
     )
 
@@ -51,7 +51,7 @@ def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
     return [task for title, task in by_title.items() if title in (arguments.tasks or by_title)]
 
 
-def write_exercises(tasks: list[TextTask], data_dir: str, settings: dict) -> list[str]:
+def write_exercises(tasks: list[TextTask], data_dir: str, settings: dict) -> None:
     from fire_lm.data.suites import sources
 
     if "sizes" in settings:
@@ -59,10 +59,9 @@ def write_exercises(tasks: list[TextTask], data_dir: str, settings: dict) -> lis
     for task in tasks:
         with signs_of_life(task.title):
             describe(sources.write_generated(task, data_dir, **settings))
-    return [task.name for task in tasks]
 
 
-def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> list[str]:
+def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> None:
     from fire_lm.data.suites import sources
 
     if not source:
@@ -72,7 +71,6 @@ def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> l
         print(f"{task.title}: {records[task.name].place}", flush=True)
         with signs_of_life(task.title):
             describe(sources.write_official(task, records[task.name], data_dir))
-    return [task.name for task in tasks]
 
 
 def describe(written: Written) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fire_lm.checkpoints import choose_step, restore_params, split_run
+from fire_lm.checkpoints import choose_step, restore_params
 from fire_lm.errors import UserError
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
     step = choose_step(trained.workdir, trained.step)
     like = abstract_params(model, make_mesh(MeshShape()))
-    params, _ = restore_params(split_run(arguments.run)[0], step, like)
+    params, _ = restore_params(trained.workdir, step, like)
     about = about_run(trained, step, variant)
     exported = export(
         model,
@@ -47,9 +47,9 @@ def about_run(run: Run, step: int, variant: str) -> str:
     The losses come from the rows of length sweeps for this step and variant.
     """
     changed = f" as {variant}" if variant else ""
-    # Only `fire-lm import` writes a checkpoint with step 0.
     kind = "decoder" if run.model.causal else "encoder"
     lengths = run.settings.lengths_in_words
+    # Only `fire-lm import` writes a checkpoint with step 0.
     origin = f"trained by fire_lm at length {lengths}" if step else "imported"
     lines = [
         f"# {run.name}, step {step}{changed}",

@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
-from fire_lm.checkpoints import choose_step, restore_params, split_run
+from fire_lm.checkpoints import choose_step, restore_params
 from fire_lm.console import Progress
 from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, Sample
@@ -88,13 +89,13 @@ class Opened:
     Attributes:
       writer: The writer without the model's parameters, so that invalid settings and prompts are
         rejected before the parameters are read.
-      folder: The run directory.
+      workdir: The run directory.
       step: The step of the checkpoint.
       about: The settings that are recorded with the results.
     """
 
     writer: Writer
-    folder: str
+    workdir: epath.Path
     step: int
     about: dict[str, Any]
 
@@ -102,14 +103,13 @@ class Opened:
         """Return the writer with the parameters from the checkpoint."""
         assert self.writer.mesh is not None
         like = decoding_layout(parameter_shapes(self.writer.model), self.writer.mesh)
-        params, _ = restore_params(self.folder, self.step, like)
+        params, _ = restore_params(self.workdir, self.step, like)
         return dataclasses.replace(self.writer, params=params)
 
 
 def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     """Open the run that the arguments name, without reading its parameters."""
     trained = open_run(arguments.run)
-    folder, _ = split_run(arguments.run)
     experiment, variant = experiment_at_evaluation(arguments, trained.workdir)
     model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
     step = by_first(lambda: choose_step(trained.workdir, trained.step))
@@ -133,7 +133,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     }
     if isinstance(method, Sample):
         about |= {"samples": method.samples, "seed": arguments.seed}
-    return Opened(writer, folder, step, about)
+    return Opened(writer, trained.workdir, step, about)
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:

@@ -144,7 +144,8 @@ def gin_arguments() -> Parser:
         metavar="MODULE",
         help="module whose dataclasses gin files can then configure (repeatable)",
     )
-    gin.add_argument("--gin.NAME", metavar="VALUE", help="bind a macro or parameter (repeatable)")
+    summary = "bind a macro or parameter (repeatable)"
+    gin.add_argument("--gin.NAME=VALUE", action="store_true", help=summary)  # see `cli.parse`
     return gin
 
 
@@ -294,10 +295,7 @@ def add_generate(generate: Parser) -> None:
         "--output", metavar="FILE", help="JSON lines of results (default: standard output)"
     )
     generate.add_argument(
-        "--new_tokens",
-        type=number,
-        default=64,
-        help="maximum number of tokens to generate (default: %(default)s)",
+        "--new_tokens", type=number, default=64, help="maximum number of tokens to generate"
     )
     generate.add_argument("--temperature", type=float, help="divisor of the logits (default: 1)")
     generate.add_argument("--top_k", type=number, help="sample from the K likeliest tokens")
@@ -319,12 +317,8 @@ def add_generate(generate: Parser) -> None:
         metavar="TEXT",
         help="text that ends a continuation (repeatable)",
     )
-    generate.add_argument(
-        "--seed", type=seed, default=0, help="seed for sampling (default: %(default)s)"
-    )
-    generate.add_argument(
-        "--batch_size", type=number, default=8, help="prompts per batch (default: %(default)s)"
-    )
+    generate.add_argument("--seed", type=seed, default=0, help="seed for sampling (default: 0)")
+    generate.add_argument("--batch_size", type=number, default=8, help="prompts per batch")
     generate.add_argument(
         "--context_length",
         type=number,

@@ -25,13 +25,6 @@ class ImportFailed(UserError):
         self.module = module
 
 
-# By whether Python does not find the module. If it does, importing it raises an error.
-_IMPORT_REMEDIES = {
-    True: "add the folder that contains it to PYTHONPATH",
-    False: "the error is in that module: correct it",
-}
-
-
 @functools.cache
 def parameters(target: Configurable) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function or dataclass, with evaluated annotations."""
@@ -74,10 +67,13 @@ def imported(
             absent = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
                 f"{error.name}."
             )
+            remedy = (
+                "add the folder that contains it to PYTHONPATH"
+                if absent
+                else "the error is in that module: correct it"
+            )
             raise ImportFailed(
-                f"{where}: cannot import {module_name}: {first_line(error)}\n"
-                + _IMPORT_REMEDIES[absent],
-                module_name,
+                f"{where}: cannot import {module_name}: {first_line(error)}\n{remedy}", module_name
             ) from error
         members = _dataclasses(module)
         classes = {name: kind for name, kind in members.items() if not inspect.isabstract(kind)}

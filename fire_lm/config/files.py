@@ -188,7 +188,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
                 return path
         if other := next(filter(None, map(_other_than_file, candidates)), ""):
             raise UserError(f"{asked_by}: {name!r} is not a gin file: it is {other}")
-    except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
+    except (OSError, ValueError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
     known: dict[str, str] = {}  # files in the folder of `name` or under configs/
     for path in candidates:
@@ -219,6 +219,6 @@ def _other_than_file(path: Any) -> str:
 def _path(name: str) -> Any:
     if "://" not in name:
         return pathlib.Path(name)
-    from etils import epath  # imported here because importing is slow and only buckets need it
+    from fire_lm.storage import place  # imported here because only buckets need it
 
-    return epath.Path(name)
+    return place(name)

@@ -103,11 +103,6 @@ class Statement:
         return "" if self.from_command_line else self.where.rpartition(":")[0]
 
     @property
-    def plain(self) -> Any:
-        """The value as gin would return it, except that references and macros remain leaves."""
-        return plain(self.node)
-
-    @property
     def value(self) -> Any:
         """The value, in which references and macros are text, such as '@FIRE' and '%SEED'."""
         return mapped(self.node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else str(leaf))
@@ -240,9 +235,8 @@ def parse_binding(text: str) -> Statement:
         )
     if not raw:
         raise UserError(f"{where}: no value after '=': write '' for an empty string")
-    if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
-        raw = f"({raw})"
-    node = read_value(raw)
+    several = re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw)
+    node = read_value(f"({raw})" if several else raw)  # 512,1024 needs no brackets
     if node is None and raw[0] == "{":
         raise UserError(f"{where}: {NO_DICTS}")
     if node is None and (raw[0] in "@%([{'\"" or raw[-1] in "'\""):

@@ -14,8 +14,11 @@ def default_truncation(bindings: Bindings) -> list[Statement]:
     """
     names = ("TextToText.truncation", "Pairs.truncation")
     bound = [statement for statement in bindings.statements if str(statement.key) in names]
-    winning = [bindings.winning[key] for key in bindings.winning if str(key) in names]
-    following = [statement for statement in winning if statement.value == "%TRUNCATION"]
+    following = [
+        statement
+        for key, statement in bindings.winning.items()
+        if str(key) in names and statement.value == "%TRUNCATION"
+    ]
     if not following or "TRUNCATION" in bindings.macros:
         return []
     of_run = [statement for statement in bound if statement.value != "%TRUNCATION"]

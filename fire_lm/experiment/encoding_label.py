@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fire_lm.config import SHIPPED, Bindings, Key, Ref, Scoped, Statement, values_in
+from fire_lm.config.syntax import Macro
 from fire_lm.errors import UserError
 
 POSITIONS = SHIPPED / "configs" / "positions"
@@ -46,7 +47,8 @@ def derived_label(bindings: Bindings) -> list[Statement]:
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
-    encodings = list(_references(position.plain))
+    unset = isinstance(position.node, Macro)
+    encodings = [] if unset else list(_references(bindings.value(position)))
     if not encodings:
         return []
     named, mixer = _named_on_purpose(bindings, position), bindings.winning.get(_MODEL_MIXER)
@@ -56,9 +58,11 @@ def derived_label(bindings: Bindings) -> list[Statement]:
             mixer = None  # the name takes it into account
     if named and mixer is None:
         return []
-    label = str(name.plain) if named and name is not None else label_of(bindings, encodings)
+    label = (
+        str(bindings.value(name)) if named and name is not None else label_of(bindings, encodings)
+    )
     if mixer is not None:
-        label += f"-mixer-{_in_words(bindings, bindings.source(mixer).plain)}"
+        label += f"-mixer-{_in_words(bindings, bindings.value(mixer))}"
     return [Statement.from_value("ENCODING", label, position.where)]
 
 

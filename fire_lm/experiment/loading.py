@@ -139,16 +139,19 @@ def resolve(
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     kind = kind_of(stated)
     roots = _ROOTS[kind] + ("evaluate",) * ("evaluate" in stated.configurables)
+    hints = {
+        "POSITION": "no positional encoding chosen: add "
+        f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
+    }
+    if kind == "finetune":  # its model comes from another run
+        hints["MODEL_SIZE"] = "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from"
     config = load(
         stated,
         configurables=CALLED_BY_COMMANDS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
         roots=(*roots, *more_roots),
-        hints={
-            "POSITION": "no positional encoding chosen: add "
-            f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
-        },
+        hints=hints,
         derive=lambda bound: [
             *derived_label(bound),
             *default_truncation(bound),

@@ -10,6 +10,7 @@ import math
 from etils import epath
 
 from fire_lm.errors import RunFailed
+from fire_lm.results.tables import read_text
 from fire_lm.storage import children
 
 FOLDER = "measures"
@@ -45,13 +46,13 @@ def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
     to other runs.
 
     Raises:
-      RunFailed: A value is not a number.
+      RunFailed: A file is not text, or a value is not a number.
     """
     folder = workdir / FOLDER
     files = [path for path in children(folder) if path.name.endswith(".csv")]
     values = []
     for file in sorted(files):
-        table = csv.DictReader(io.StringIO(file.read_text(), newline=""))
+        table = csv.DictReader(io.StringIO(read_text(file), newline=""))
         if not set(_REQUIRED) <= set(table.fieldnames or ()):
             continue
         for row in table:
@@ -59,11 +60,10 @@ def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
                 continue
             others = {name: row[name] for name in row if name not in (*_REQUIRED, "stderr")}
             try:
-                numbers = int(row["step"]), int(row["length"]), float(row["value"])
-                error = float(row.get("stderr") or math.nan)
+                step, length = int(row["step"]), int(row["length"])
+                value, error = float(row["value"]), float(row.get("stderr") or math.nan)
             except (TypeError, ValueError):
                 raise RunFailed(f"{file} has a line without numbers: {row}") from None
-            step, length, value = numbers
             part = ", ".join(f"{name} {text}" for name, text in others.items())
             name = file.name.removesuffix(".csv")
             place = (workdir.name, encoding, row["variant"], step, part, length)

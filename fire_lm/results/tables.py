@@ -320,18 +320,31 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: The file is damaged or contains rows of another kind.
     """
-    return _parsed(storage.read_bytes(path), kind, str(path))
+    return parse_table(read_text(path), kind, str(path))
 
 
-def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
+def read_text(path: epath.Path) -> str:
+    """Return the text of a file, or "" if it does not exist.
+
+    Raises:
+      RunFailed: The file is damaged.
+    """
+    return _decoded(storage.read_bytes(path), str(path))
+
+
+def _decoded(content: bytes | None, name: str) -> str:
     try:
-        return [] if content is None else parse_table(content.decode(), kind, name)
+        return (content or b"").decode()
     except UnicodeDecodeError as error:
         raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
 # The last columns that files of earlier versions lack; the fields have defaults.
 _ADDED = frozenset({"lengths"})
+
+# In characters. A field of scored_text.csv has a number for each row of text, of which there may be
+# more than Python's limit of 131,072 characters allows.
+_LONGEST_FIELD = 2**31 - 1
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
@@ -342,6 +355,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
         file as `name`.
     """
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
+    csv.field_size_limit(_LONGEST_FIELD)
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and _ADDED.issuperset(columns[len(lines[0]) :]):
         columns, types = columns[: len(lines[0])], types[: len(lines[0])]
@@ -393,7 +407,7 @@ def merge_table(
 
     def with_ours(content: bytes | None) -> str | None:
         nonlocal merged
-        existing = _parsed(content, kind, str(path))
+        existing = parse_table(_decoded(content, str(path)), kind, str(path))
         merged = [row for row in existing if row in rows or not outdated(row)]
         known = {row.key: row for row in merged}
         new = [r for r in rows if r.key not in known or (replace and known[r.key] != r)]

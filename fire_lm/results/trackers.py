@@ -78,17 +78,16 @@ class MetricsLog:
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
         """Give the finite values of a step to all logs."""
-        for name, log in self._logs:
-            with storage.tolerating(name):
-                log.write(step, values)
+        self._ask(lambda log: log.write(step, values))
 
     def flush(self) -> None:
         """Request the upload of all pending data, without waiting for the upload."""
-        for name, log in self._logs:
-            with storage.tolerating(f"pending data of {name}"):
-                log.flush()
+        self._ask(lambda log: log.flush(), "pending data of ")
 
     def close(self) -> None:
+        self._ask(lambda log: log.close())
+
+    def _ask(self, request: Callable[[Log], None], what: str = "") -> None:
         for name, log in self._logs:
-            with storage.tolerating(name):
-                log.close()
+            with storage.tolerating(f"{what}{name}"):
+                request(log)

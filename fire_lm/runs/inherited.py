@@ -61,7 +61,10 @@ def training_experiment(
     """
     if kind_of(stated) == "pretrain":
         return resolve(stated, imports)
-    if not (begun or source) and (folder := split_run(str(stated.value("INIT_FROM") or ""))[0]):
+    init_from = stated.value("finetune.init_from")
+    if init_from == "%INIT_FROM":
+        init_from = stated.value("INIT_FROM")
+    if not (begun or source) and (folder := split_run(str(init_from or ""))[0]):
         source = read_source(folder)
     macros, texts = _inherited(source, begun)
     if file := stated.value("PAIRS"):

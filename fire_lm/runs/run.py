@@ -221,8 +221,7 @@ class Run:
         Raises:
           UserError: A token of `text` has no row in the model's embedding.
         """
-        tokens_T = np.concatenate([[0], self.encode(text)]).astype(np.int32)
-        check_token_ids(tokens_T, self.model.vocab_size, "the text")
+        tokens_T = np.concatenate([[0], self._ids(text)]).astype(np.int32)
         positions_BT = self.model.resampling.evaluation_positions(len(tokens_T))
         return jax.numpy.asarray(tokens_T)[None], positions_BT
 

@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -81,18 +81,21 @@ def append_to(
         while (opened := _opened(path, keep, in_parts, required)) is None:
             pass  # another process wrote in the meantime
         return opened
+    parts = read_parts(path)
+    kept = [keep(content) for content in parts]
+    newest = _newest(kept)
     # Parts are rewritten from last to first, so that killing the process duplicates no line.
-    parts, trailing = read_parts(path) or [b""], True
     for number, content in reversed(list(enumerate(parts))):
-        kept = keep(content)
-        if trailing and number and not kept:
+        if number > newest:
             remove(part(path, number))
-            continue
-        if trailing:
-            newest, trailing = number, False
-        if kept != content:
-            replace_text(part(path, number), kept.decode(errors="replace"))
+        elif kept[number] != content:
+            replace_text(part(path, number), kept[number].decode(errors="replace"))
     return _OnDisk(part(path, newest))
+
+
+def _newest(parts: Sequence[bytes]) -> int:
+    """Return the number of the last part that has content, or 0."""
+    return max((number for number, content in enumerate(parts) if content), default=0)
 
 
 def _opened(
@@ -103,7 +106,7 @@ def _opened(
     while parts[-1].content is not None and in_parts:
         parts.append(objects.read(part(path, len(parts))))
     kept = [b"" if stored.content is None else keep(stored.content) for stored in parts]
-    newest = max((number for number, content in enumerate(kept) if content), default=0)
+    newest = _newest(kept)
     if in_parts and len(kept[newest]) >= PART_BYTES:
         newest += 1
     generation: bytes | None = None

@@ -106,9 +106,8 @@ def replace_bytes(path: str | epath.Path, content: bytes, *, durable: bool = Fal
         objects.write(path, content)
         return
     target = Path(path)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    _write(temporary, content, durable)
-    temporary.replace(target)
+    with _written_beside(target, content, durable) as temporary:
+        temporary.replace(target)
 
 
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
@@ -154,18 +153,15 @@ def create_text(path: str | epath.Path, text: str) -> bool:
             and objects.write(path, text.encode(), stored.generation) is not None
         )
     target = Path(path)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    _write(temporary, text.encode(), durable=True)
-    try:
-        os.link(temporary, target)  # unlike a rename, a link never replaces another file
-    except FileExistsError:
-        return False
-    except OSError:  # the file system does not support hard links
-        if target.exists():
+    with _written_beside(target, text.encode(), durable=True) as temporary:
+        try:
+            os.link(temporary, target)  # unlike a rename, a link never replaces another file
+        except FileExistsError:
             return False
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        except OSError:  # the file system does not support hard links
+            if target.exists():
+                return False
+            temporary.replace(target)
     return True
 
 
@@ -181,12 +177,19 @@ def remove(path: str | epath.Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes, durable: bool) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
+@contextmanager
+def _written_beside(target: Path, content: bytes, durable: bool) -> Iterator[Path]:
+    """Yield a new file beside `target`, which is removed if the block or a full disk leaves it."""
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 _failing: set[str] = set()

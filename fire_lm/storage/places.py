@@ -32,11 +32,7 @@ class LiteralPath(PosixGPath):
 
 
 def literal(path: str | epath.Path) -> epath.Path:
-    """Return a path that libraries cannot take as a pattern.
-
-    Raises:
-      KeyError: The path has an unsupported scheme.
-    """
+    """Return a path that libraries cannot take as a pattern."""
     return LiteralPath(epath.Path(path))
 
 
@@ -46,10 +42,10 @@ def place(path: str | epath.Path) -> epath.Path:
     Raises:
       UserError: The path has an unsupported scheme.
     """
-    try:
-        return literal(path)
-    except KeyError as error:
-        raise UserError(f"{path} is neither a local path nor a gs:// path") from error
+    text = path if isinstance(path, str) else path.as_posix()
+    if in_bucket(text) and not text.startswith("gs://"):  # etils also knows s3://, az:// and hf://
+        raise UserError(f"{text} is neither a local path nor a gs:// path")
+    return literal(path)
 
 
 def resolved(path: epath.Path) -> epath.Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from etils import epath
@@ -26,12 +27,19 @@ def present(path: str | epath.Path) -> bool:
     Raises:
       RunFailed: The request to the storage fails.
     """
-    try:
+    with _failing_as_run(f"{path} cannot be read"):
         return epath.Path(path).exists()
+
+
+@contextmanager
+def _failing_as_run(problem: str) -> Iterator[None]:
+    """Raise RunFailed, with the problem and its reason, for an error of the storage."""
+    try:
+        yield
     except Exception as error:
         if not is_of_storage(error):
             raise
-        raise RunFailed(f"{path} cannot be read: {reason(error)}") from error
+        raise RunFailed(f"{problem}: {reason(error)}") from error
 
 
 def children(folder: str | epath.Path) -> list[epath.Path]:
@@ -65,14 +73,9 @@ def is_folder(path: epath.Path) -> bool:
     Raises:
       RunFailed: The request to the storage fails.
     """
-    try:
+    with _failing_as_run(f"{path} cannot be read"), suppress(FileNotFoundError):
         return bool(path.stat().is_directory)
-    except FileNotFoundError:
-        return False
-    except Exception as error:
-        if not is_of_storage(error):
-            raise
-        raise RunFailed(f"{path} cannot be read: {reason(error)}") from error
+    return False
 
 
 def require_bucket(path: str | epath.Path, flag: str) -> None:
@@ -92,9 +95,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if not in_bucket(path):
         return
     bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
-    if str(path).startswith("gs:") and not re.fullmatch(
-        r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
-    ):
+    if not re.fullmatch(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket):
         raise UserError(f"{flag} {path}: {bucket!r} is not a valid bucket name")
     load_tensorflow()  # etils would load TensorFlow without suppressing the log lines
     with without_log_lines(), suppress(RunFailed):

@@ -23,12 +23,12 @@ def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[StillOurs |
     Every process receives the result, or the error, of process 0. All processes must call the
     function that this yields.
     """
-    claims: list[StillOurs | None] = [None]
+    own: StillOurs | None = None
 
     def lost() -> str:
         try:
-            if claims[0] is not None:
-                claims[0]()
+            if own is not None:
+                own()
         except LeaseLost as error:
             return str(error)
         return ""
@@ -40,8 +40,9 @@ def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[StillOurs |
     with contextlib.ExitStack() as stack:
 
         def claim() -> bool:
-            claims[0] = stack.enter_context(claimed(workdir, what))
-            return claims[0] is not None
+            nonlocal own
+            own = stack.enter_context(claimed(workdir, what))
+            return own is not None
 
         yield still_ours if by_first(claim) else None
 

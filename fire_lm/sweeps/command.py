@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import argparse
+import contextlib
 import functools
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
 from fire_lm.sharding import make_mesh
+from fire_lm.storage import LeaseLost
 from fire_lm.sweeps.claims import StillOurs, claimed_by_job, claimed_when_free, kept
 from fire_lm.sweeps.settings import Setting, resolved_settings
 
@@ -174,7 +176,8 @@ def compute(
                 written = time.monotonic()
     except BaseException:
         if measure.resumes and jax.process_count() == 1:  # or others might not write as well
-            write()
+            with contextlib.suppress(LeaseLost):  # the interruption must not be forgotten
+                write()
         raise
     write()
     still_ours()

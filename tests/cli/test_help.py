@@ -21,3 +21,18 @@ def test_help_has_a_description_and_an_example(verb, capsys):
     shown = capsys.readouterr().out
     assert "example" in shown and f"  fire-lm {verb} " in shown
     assert max(map(len, shown.splitlines())) <= 100
+    assert "--gin.NAME VALUE" not in shown, "a binding needs the equals sign"
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["evaluate", "r", "--lengths=64-"], "argument --lengths: '' is not a whole number of 1"),
+        (["generate", "r", "--prompt=a", "--seed=-1"], "'-1' is not a whole number of 0 or more"),
+        (["generate", "r", "--prompt=a", "--beams=0"], "'0' is not a whole number of 1 or more"),
+        (["sweep", "r", "--gin.SEED", "5"], "--gin.SEED: a binding must be of the form"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(arguments, told, capsys):
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err

@@ -106,6 +106,7 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--output=file"], "--output=file is not a folder"),
         (["--output=file/below"], "--output=file/below cannot be created: "),
         (["--output=http://x"], "http://x is neither a local path nor a gs:// path"),
+        (["--output=s3://x"], "s3://x is neither a local path nor a gs:// path"),
     ],
 )
 def test_a_dry_run_of_a_sweep_refuses_what_the_sweep_would(folder, arguments, told, capsys):
@@ -159,6 +160,8 @@ def test_a_binding_given_twice_is_told(folder, capsys):
             "'circle.gin' is not a gin file: it is a link to circle.gin, which does",
         ),
         (["--gin_file=utf16.gin"], "utf16.gin: it is not UTF-8 text"),
+        (["--gin_file=s3://x/a.gin"], "s3://x/a.gin is neither a local path nor a gs:// path"),
+        (["--workdir=s3://x"], "s3://x is neither a local path nor a gs:// path"),
         (["--gin.pretrain.model=@build_decoder"], "Did you mean @build_decoder()?"),
         (["--gin.length_sweep.model=%POSITION"], "expects Decoder, got @FIRE"),
         (["--gin_file=" + "x" * 5000], "x...x"),

@@ -39,6 +39,7 @@ VALUES: list[tuple[Any, str, Any]] = [
     (tuple[int, ...], "5", (5,)),
     (tuple[int, ...] | None, "5", (5,)),
     (tuple[str, ...], "a/b.txt", ("a/b.txt",)),
+    (tuple[str, ...], "2024-01-01, 2024-02-01", ("2024-01-01", "2024-02-01")),
     (tuple[int, float], "(1, 2)", (1, 2.0)),
     (Sequence[int], "[1]", (1,)),
     (list[float], "(1,)", [1.0]),

@@ -90,6 +90,10 @@ def test_compressed_text_is_split_and_json_is_not(tmp_path):
             ["--split_on=blank_lines", "--whole_files"],
             "--whole_files and --split_on cannot be combined",
         ),
+        (
+            ["--text_field=body", "--whole_files"],
+            "--whole_files and --text_field cannot be combined",
+        ),
     ],
 )
 def test_what_cannot_be_split(tmp_path, capsys, flags, told):

@@ -30,6 +30,7 @@ def label(*arguments: str) -> str:
         # A schedule, with the settings that the file gave to its parts.
         (["fire", "POSITION=[@FIRE, @NoPE]"], "fire+nope"),
         (["fire_g", "POSITION=[@FIRE, @NoPE]"], "fire_g+nope"),
+        (["fire", "POSITION=[%A, %B]", "A=@FIRE", "B=@NoPE"], "fire+nope"),
         (["fire", "POSITION=[@FIRE, @RoPE]"], "fire_and_rope"),
         (["fire", "POSITION=[@FIRE, @FIRE, @NoPE]"], "2xfire+nope"),
         # No file of configs/positions/ describes it, since their KERPLE shares its parameters.

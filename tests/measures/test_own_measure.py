@@ -1,6 +1,7 @@
 """A measure outside the package, as in docs/add_a_measure.md: run once, resumed, refused."""
 
 import dataclasses
+import math
 import re
 import shlex
 import sys
@@ -19,8 +20,9 @@ from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import measure_class
 from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
 from fire_lm.results import read_table
+from fire_lm.storage import LeaseLost
 from fire_lm.sweeps.claims import claimed
-from fire_lm.sweeps.command import compute_cells
+from fire_lm.sweeps.command import compute, compute_cells
 from fire_lm.sweeps.settings import Setting
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add_a_measure.md").read_text()
@@ -140,6 +142,28 @@ def test_the_rows_of_a_cell_are_written_together(tmp_path):
         2,
         9,
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted(Squares):
+    resumes = True
+    write_every = math.inf
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+        yield from super().run(cell, params, mesh)
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_counts_although_the_claim_is_lost_too(tmp_path):
+    """A command that was paused and is then interrupted must not go on with its other work."""
+
+    def lost() -> None:
+        raise LeaseLost("now held by another process")
+
+    one = setting(tmp_path / "run", Interrupted((2,)))
+    (cell,) = one.measure.plan(one.run_model, 7)
+    with pytest.raises(KeyboardInterrupt):
+        compute(one.measure, cell, None, cast(Any, None), lost)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def test_files_and_bindings_win_over_the_source(source):
     assert type(run.model.encodings[0]).__name__ == "RoPE"
 
 
+def test_the_source_may_be_bound_without_its_macro(source):
+    run = read(f"--gin.finetune.init_from={source}@5").train
+    assert run.init_from == f"{source}@5" and run.model.encodings[0].width == 8
+
+
 def test_what_is_saved_loads_alone(source, tmp_path):
     config = read(f"--gin.INIT_FROM={source}")
     (tmp_path / "config.gin").write_text(config.text())
@@ -105,6 +110,7 @@ def test_without_a_source_macros_describe_the_model():
         (["pretrain", BASE, *TASK, "--workdir=x"], "use `fire-lm finetune`"),
         (["finetune", BASE, f"--gin_file={SOURCE[0]}", "--workdir=x"], "omit the run file"),
         (["finetune", BASE, "--gin.INIT_FROM={source}", "--workdir=x"], "uses %TASK"),
+        (["finetune", BASE, *TASK, "--workdir=x"], "finetune needs --gin.INIT_FROM=RUN[@STEP]"),
         (
             ["finetune", BASE, *TASK, "--gin.TRUNCATION=front", "--dry_run",
              "--gin.INIT_FROM={source}"],
