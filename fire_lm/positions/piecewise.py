@@ -1,11 +1,11 @@
 """A ReLU MLP of one variable, computed exactly as a sum of hinges.
 
 A hinge costs one multiply-add per value. Between two kinks (the points where the slope of f
-changes), every unit of f_theta is either on or off, so f is linear there, and on [0, 1]
+changes), every unit of f_theta is either on or off, so f is linear there, and on [0, e]
 
     f(x) = f(0) + f'(0) x + sum_k (s_k - s_(k-1)) max(x - z_k, 0)
 
-with kinks z_1 < z_2 < ... in (0, 1), where s_k is the slope to the right of z_k, and s_0 = f'(0).
+with kinks z_1 < z_2 < ... in (0, e), where s_k is the slope to the right of z_k, and s_0 = f'(0).
 (To check: at 0 the right side equals f(0); to the right of z_k it has slope s_k; and it is
 continuous, as f is.) The kinks that a layer adds are the roots of its units' inputs. Between two
 kinks of the preceding layers, an input is linear, so its root is known: for any point m of the
@@ -29,11 +29,11 @@ from fire_lm.positions.base import Params
 
 
 class Hinges(NamedTuple):
-    """The function f on [0, 1], with at most K kinks and N outputs.
+    """The function f on [0, end], with at most K kinks and N outputs; it is straight beyond.
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: The kinks in increasing order; unused entries are 1.
+      kink_K: The kinks in increasing order; unused entries are the end.
       change_KN: The change of slope at each kink; 0 for unused kinks.
     """
 
@@ -43,13 +43,16 @@ class Hinges(NamedTuple):
     change_KN: jax.Array
 
 
-def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
+def hinges(
+    params: Params, max_kinks: int, end: jax.Array | float = 1.0
+) -> tuple[Hinges, jax.Array]:
     """Return the hinges of the ReLU MLP `params` (`fire_formulas.mlp`) and their number, int32.
 
-    If there are more than `max_kinks` kinks, the hinges do not represent f.
+    If f has more than `max_kinks` kinks between 0 and `end`, the hinges do not represent it.
     """
-    kink_K, unit_K, count = _kinks(jax.lax.stop_gradient(params), max_kinks)
-    inside_J = _middles(kink_K)
+    end = jax.lax.stop_gradient(end)
+    kink_K, unit_K, count = _kinks(jax.lax.stop_gradient(params), max_kinks, end)
+    inside_J = _middles(kink_K, end)
     values, slopes = _inputs(params, jnp.concatenate([kink_K, inside_J]))
     kink_K = _differentiable(kink_K, unit_K, values[:-1], slopes[:-1])
     value_JN, slope_JN = values[-1][max_kinks:], slopes[-1][max_kinks:]
@@ -57,7 +60,9 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
     return Hinges(value_N, slope_JN[0], kink_K, jnp.diff(slope_JN, axis=0)), count
 
 
-def _kinks(params: Params, max_kinks: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _kinks(
+    params: Params, max_kinks: int, end: jax.Array | float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the kinks, the unit whose input is 0 at each, and the number of kinks.
 
     Units are numbered through all hidden layers; the unit of unused entries is -1.
@@ -65,20 +70,20 @@ def _kinks(params: Params, max_kinks: int) -> tuple[jax.Array, jax.Array, jax.Ar
     kink_K, unit_K = jnp.zeros(0, jnp.float32), jnp.zeros(0, jnp.int32)
     count, units = jnp.int32(0), 0
     for layer in range(len(params) - 1):
-        inside_J = _middles(kink_K)
+        inside_J = _middles(kink_K, end)
         value_JW, slope_JW = (of_layers[-1] for of_layers in _inputs(params, inside_J, layer + 1))
         low_J = jnp.concatenate([jnp.zeros(1), kink_K])[:, None]
-        high_J = jnp.concatenate([kink_K, jnp.ones(1)])[:, None]
+        high_J = jnp.append(kink_K, end)[:, None]
         root_JW = inside_J[:, None] - value_JW / jnp.where(slope_JW == 0, 1.0, slope_JW)
         live_JW = (slope_JW != 0) & (root_JW > low_J) & (root_JW < high_J)
         count += jnp.sum(live_JW.astype(jnp.int32))
         number_JW = jnp.where(live_JW, jnp.arange(units, units + live_JW.shape[1])[None], -1)
-        kinks = jnp.concatenate([kink_K, jnp.where(live_JW, root_JW, 1.0).ravel()])
+        kinks = jnp.concatenate([kink_K, jnp.where(live_JW, root_JW, end).ravel()])
         numbers = jnp.concatenate([unit_K, number_JW.ravel().astype(jnp.int32)])
         kink_K, unit_K = (x[:max_kinks] for x in jax.lax.sort((kinks, numbers), num_keys=1))
         units += live_JW.shape[1]
     unused = (0, max_kinks - len(kink_K))
-    padded = (jnp.pad(x, unused, constant_values=y) for x, y in ((kink_K, 1), (unit_K, -1)))
+    padded = (jnp.pad(x, unused, constant_values=y) for x, y in ((kink_K, end), (unit_K, -1)))
     return *padded, count
 
 
@@ -161,12 +166,12 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision="highest")
 
 
-def _middles(kink_K: jax.Array) -> jax.Array:
+def _middles(kink_K: jax.Array, end: jax.Array | float) -> jax.Array:
     """Return the midpoint of each of the K + 1 intervals.
 
     The slope in an interval does not depend on the point at which it is measured.
     """
-    ends = jnp.concatenate([jnp.zeros(1), kink_K, jnp.ones(1)])
+    ends = jnp.append(jnp.concatenate([jnp.zeros(1), kink_K]), end)
     return (ends[1:] + ends[:-1]) / 2
 
 

@@ -91,6 +91,16 @@ def test_kinks_are_where_the_function_bends(hidden_layers):
     assert 5 < count < 64
 
 
+def test_hinges_reach_as_far_as_asked():
+    """Encoders evaluate f beyond 1; hinges up to 1 go on as a straight line there."""
+    params, x = draw(2, 0, scale=2.0), 3 * X
+    plain = mlp(params, x).T
+    (near, fewer), (far, count) = hinges(params, 64), hinges(params, 64, jnp.float32(3.0))
+    np.testing.assert_allclose(evaluate(far, x), plain, atol=1e-6 * np.ptp(plain))
+    assert int(fewer) < int(count) and np.all(np.asarray(far.kink_K)[int(count) :] == 3)
+    assert np.max(np.abs(evaluate(near, x) - plain)) > 1e-2 * np.ptp(plain)
+
+
 @pytest.mark.ci
 def test_too_few_hinges_are_another_function_and_are_told():
     params = draw(2, 0)
