@@ -321,3 +321,5 @@ def test_the_goals_of_speed():
     starts = re.findall(r"^fire +second +(\S+) +(\S+)", measured, flags=re.MULTILINE)
     cells = [f"{wall} s ({cpu} s of CPU)" for cpu, wall in starts]
     assert f"| {' | '.join(cells)} |" in words
+    totals = re.findall(r"^quick start (.*?),", measured, flags=re.MULTILINE)
+    assert f"| the quick start on a bare machine | {' | '.join(totals)} |" in words
