@@ -121,8 +121,9 @@ def names_below(path: str | epath.Path) -> list[str]:
 
 
 def _located(path: str | epath.Path) -> tuple[Any, str]:
-    bucket, _, key = _url(path).removeprefix("gs://").partition("/")
-    return _bucket(bucket), key.rstrip("/")
+    scheme, _, rest = _url(path).partition("://")
+    bucket, _, key = rest.partition("/")
+    return _bucket(f"{scheme}://{bucket}"), key.rstrip("/")
 
 
 def _url(path: str | epath.Path) -> str:
@@ -130,11 +131,13 @@ def _url(path: str | epath.Path) -> str:
 
 
 @functools.cache
-def _bucket(name: str) -> Any:
+def _bucket(url: str) -> Any:
     import tensorstore as ts
 
-    context = ts.Context({"gcs_request_retries": RETRIES})
-    return ts.KvStore.open({"driver": "gcs", "bucket": name}, context=context).result()
+    context = ts.Context({f"{kind}_request_retries": RETRIES for kind in ("gcs", "s3", "http")})
+    scheme, _, name = url.partition("://")
+    spec = {"driver": "gcs", "bucket": name} if scheme == "gs" else f"{url}/"
+    return ts.KvStore.open(spec, context=context).result()
 
 
 def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:

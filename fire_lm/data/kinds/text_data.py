@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, EMBEDDED_VERSION, Construction, DataSet
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import FireLMError, UserError
 from fire_lm.storage import in_bucket, place, present, read_bytes
 
 
@@ -86,7 +86,7 @@ class TextData(DataSet, TextBySeqio):
     def known_label(self) -> str:
         try:
             known = present(place(self.data_dir) / self.tfds_name.partition(":")[0])
-        except RunFailed:  # a bucket to which this machine has no access
+        except FireLMError:  # a bucket to which this machine has no access
             return ""
         return self.label() if known else ""
 
