@@ -26,7 +26,7 @@ _exchanges = itertools.count()
 # JAX's heartbeat timeout, after which JAX ends the job if a process has died. This covers the time
 # before the watchdog starts.
 _SILENCE_SECONDS = 60
-_ARRIVAL_SECONDS = 3600  # for how long a process waits for each of the others
+_ARRIVAL_SECONDS = 3600  # the maximum time to wait for each process
 
 
 def initialize_distributed() -> None:
@@ -52,6 +52,8 @@ def initialize_distributed() -> None:
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
                 f"be set to whole numbers: {error}"
             ) from error
+        if count < 1:
+            raise UserError(f"JAX_NUM_PROCESSES is {count}: it must be 1 or more")
         if not 0 <= index < count:
             raise UserError(
                 f"JAX_PROCESS_ID is {index}: it must be from 0 to JAX_NUM_PROCESSES - 1 = "

@@ -13,6 +13,7 @@ along the axes that both have.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -149,7 +150,14 @@ def _axes(sizes: Sizes) -> tuple[str, ...]:
 def check_sizes(sizes: Sizes, devices: int, slices: int, where: str) -> None:
     """Check mesh sizes against a number of devices, which need not exist on this machine.
 
-    `devices` is their number in all `slices`, at least 1. For the rest, see `mesh_of`.
+    Args:
+      sizes: The number of devices along each mesh axis, none of them -1.
+      devices: The number of devices in all slices.
+      slices: The number of slices, at least 1.
+      where: What the devices belong to, as it should appear in an error message.
+
+    Raises:
+      UserError: See `mesh_of`.
     """
     if math.prod(sizes) != devices:
         described = " x ".join(
@@ -239,10 +247,13 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
-        matched = " and ".join(pattern for pattern, _ in rows) or "none"
+        matched = " and ".join(pattern for pattern, _ in rows) or (
+            "none\ncall a parameter of your own mixer mixer_NAME, mixer_NAME/kernel or "
+            "mixer_NAME/bias"
+        )
         raise UserError(
             f"'{path}' {shape} must match exactly one row of the sharding table, but matches "
-            f"{matched}\ngive a parameter of your own mixer a name that begins with 'mixer'"
+            f"{matched}"
         )
     _, spec = rows[0]
     for dimension, axis in zip(shape, spec, strict=False):
@@ -342,7 +353,9 @@ def check_batch(
 ) -> None:
     """Check that the sequences of every microbatch can be divided evenly among the devices.
 
-    The batch is that of the steps `where`, and BATCH_SIZE is `of_batch_size` times its sequences.
+    Args:
+      where: The beginning of the message, such as "at length 64, ", or "".
+      of_batch_size: BATCH_SIZE divided by `sequences`.
 
     Raises:
       UserError: The batch cannot be divided; the message suggests another batch size.
@@ -381,12 +394,17 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     return parts.index(tuple(sorted(blocks[process]))), len(parts)
 
 
+@functools.lru_cache(maxsize=16)  # every batch asks again
+def _parts_of_batch(mesh: Mesh) -> int:
+    return process_shard(mesh, jax.process_index())[1]
+
+
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Assemble global arrays, sharded as in `batch_like`, from the rows that each process passes.
 
     Processes whose devices hold slices of the same rows pass the same complete rows.
     """
-    _, parts = process_shard(mesh, jax.process_index())
+    parts = _parts_of_batch(mesh)
     return {
         name: jax.make_array_from_process_local_data(
             _layout(name, x_BT.shape[1], mesh), x_BT, (parts * x_BT.shape[0], x_BT.shape[1])

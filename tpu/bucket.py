@@ -196,5 +196,7 @@ def in_words(excerpt: bytes) -> str:
     if not steps:
         return ""
     last = max(steps, key=lambda facts: facts["step"])
-    loss = f", loss {last['loss']:.3f}" if "loss" in last else ""
-    return f"step {last['step']:,}{loss}, {last.get('tokens_per_second', 0):,.0f} tokens/s"
+    forms = {"loss": "loss {:.3f}", "tokens_per_second": "{:,.0f} tokens/s"}
+    known = {name: value for name in forms if isinstance(value := last.get(name), int | float)}
+    words = [forms[name].format(value) for name, value in known.items()]
+    return ", ".join([f"step {last['step']:,}", *words])

@@ -71,9 +71,11 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config: ConfigDict = module.get_config()
     except Exception as error:  # ml_collections and the user's own code raise various errors.
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
-    if not isinstance(config, ConfigDict) or {*base()} - {*config}:
+    if not isinstance(config, ConfigDict):
         kind = type(config).__name__
-        raise UserError(f"{path}: get_config returns {kind}: it must return the fields of site()")
+        raise UserError(f"{path}: get_config returns {kind}: it must return a ConfigDict of site()")
+    if missing := sorted({*base()} - {*config}):
+        raise UserError(f"{path}: get_config lacks {', '.join(missing)}: begin with site()")
     for override in overrides:
         _override(config, override)
     empty = [field for field in _REQUIRED if not config[field]]

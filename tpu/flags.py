@@ -101,15 +101,16 @@ def folder_for_hosts(folder: str) -> str:
 
 
 def run_to_start_from(flags: Sequence[str], verb: str) -> str:
-    """Return the folder of the run in INIT_FROM, or "" for `pretrain`, which may do without it.
+    """Return the folder of the run that finetuning starts from; "" for `pretrain`.
 
     Raises:
       UserError: See `check_experiment`.
     """
-    from fire_lm.runs.find import split_steps  # imports JAX
+    from fire_lm.runs.find import split_steps  # these modules import JAX
+    from fire_lm.runs.inherited import stated_source
 
     stated, _ = _stated(flags, verb)
-    return split_steps(str(stated.value("INIT_FROM") or ""))[0] if verb == "finetune" else ""
+    return split_steps(stated_source(stated))[0] if verb == "finetune" else ""
 
 
 def check_experiment(
@@ -144,7 +145,8 @@ def check_experiment(
 
 def _stated(flags: Sequence[str], verb: str) -> tuple[Statements, list[str]]:
     """Return what the gin files and bindings of `fire-lm VERB` state, and the modules to import."""
-    from fire_lm.experiment import kind_of, read_gin  # imports JAX
+    from fire_lm.experiment import kind_of, read_gin  # these modules import JAX
+    from fire_lm.runs.inherited import stated_source
 
     # `experiment_flags` has already told about repeated bindings, once for all arms of a grid.
     arguments = cli.parse([verb, *flags], tell=False)
@@ -157,8 +159,7 @@ def _stated(flags: Sequence[str], verb: str) -> tuple[Statements, list[str]]:
             f"the gin files do not describe finetuning: {own_file(arguments.gin_file, verb)}"
         )
     if verb == "finetune":
-        init_from = stated.value("finetune.init_from")
-        if not (stated.value("INIT_FROM") if init_from == "%INIT_FROM" else init_from):
+        if not stated_source(stated):
             raise UserError(
                 "finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from"
             )

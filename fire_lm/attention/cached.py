@@ -128,8 +128,9 @@ def written(
 ) -> tuple[OwnKeys, Tokens]:
     """Return the caches of all layers, `[L, B, K, ...]`, with the keys of one new token.
 
-    `keys` and `token` are the positions and places of all cached keys and of the new token
-    `[B, 1]`, and `index` is the number of tokens generated before it.
+    `own` are the caches of the continuations, and `new` the new keys `[L, B, K, ...]`. `keys` and
+    `token` are the positions and places of all cached keys and of the new token `[B, 1]`, and
+    `index` is the number of tokens generated before it.
     """
     ring = own.k_BKRNH.shape[3]
     slot = index % ring

@@ -11,7 +11,7 @@ from etils import epath
 
 from fire_lm.checkpoints.manifest import MANIFEST, damage
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.storage import children, in_bucket, literal, present
+from fire_lm.storage import children, in_bucket, literal, place, present
 
 
 def parted(name: str) -> tuple[str, str, str]:
@@ -32,7 +32,7 @@ def names_a_folder(name: str) -> bool:
       RunFailed: A folder cannot be read.
     """
     run, at, steps = parted(name)
-    if not at or not present(literal(name)):
+    if not at or not present(place(name)):
         return False
     there = available_steps(run)
     meant = {int(step) for step in steps.split(",") if _is_step(step)}

@@ -19,9 +19,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from etils import epath
 
@@ -73,9 +72,7 @@ def write_manifest(
             raise RunFailed(f"another process has completed {step} in the meantime")
         return
     _check_arrays(step, names)
-    below = (path for path in Path(step).rglob("*") if not path.is_dir())
-    files = sorted(path.relative_to(step).as_posix() for path in below)
-    lines = "".join(f"{_digest(step / name)} {name}\n" for name in files)
+    lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
     _flush_tree(step)
     # Written atomically, because a partial manifest would look like damage.
     replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
@@ -175,12 +172,22 @@ def _flush_folder(folder: str | epath.Path) -> None:
         os.close(descriptor)
 
 
+def _files(folder: epath.Path, prefix: str = "") -> Iterator[str]:
+    """Yield the files below a folder; unlike in a glob, one that cannot be read is an error."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path, f"{prefix}{path.name}/")
+        else:
+            yield f"{prefix}{path.name}"
+
+
 def _digest(path: epath.Path) -> str:
     if in_bucket(path):
         content = read_bytes(path) or b""
         return f"{hashlib.sha256(content).hexdigest()} {len(content)}"
     with open(path, "rb") as file:
-        return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {file.tell()}"
+        size = os.fstat(file.fileno()).st_size
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {size}"
 
 
 def _sha256(text: str) -> str:

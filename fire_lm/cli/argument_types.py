@@ -44,7 +44,9 @@ def ranges(text: str) -> tuple[int, ...]:
     values: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        low, high = number(first), number(last if dash else first)
+        if dash and not last:
+            raise argparse.ArgumentTypeError(f"'{part:.20}' is not a range such as 1-500")
+        low, high = number(first), number(last or first)
         if low > high or high - low >= 100_000:
             raise argparse.ArgumentTypeError(
                 f"'{part:.20}' is not a range of at most 100,000 numbers, such as 1-500"

@@ -174,6 +174,6 @@ class TextSource(TrainingSource):
 
     @property
     def in_words(self) -> str:
-        unknown = "unknown text (no longer available)"
+        unknown = "unknown text (gone, or not readable from here)"
         names = dict.fromkeys(part.known_label() or unknown for part in self.parts)
         return f"{' + '.join(names)}, {self.construction}".rstrip(", ")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fire_lm.data.tokens import encode
 from fire_lm.errors import UserError, first_line
-from fire_lm.storage import read_bytes
+from fire_lm.storage import place, read_bytes
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import Pairs
@@ -125,7 +125,7 @@ def _fitting(pairs: tuple[Pair, ...]) -> str:
 
 def _content(file: str) -> bytes:
     try:
-        content = read_bytes(file)
+        content = read_bytes(place(file))
     except OSError as error:
         raise UserError(f"cannot read the pairs in {file}: {first_line(error)}") from None
     if content is None:

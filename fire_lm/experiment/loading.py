@@ -144,7 +144,10 @@ def resolve(
         f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
     }
     if kind == "finetune":  # its model comes from another run
-        hints["MODEL_SIZE"] = "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from"
+        hints["MODEL_SIZE"] = (
+            "finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from, or MODEL_SIZE and "
+            "POSITION, which describe a model"
+        )
     config = load(
         stated,
         configurables=CALLED_BY_COMMANDS

@@ -141,8 +141,9 @@ class Decoder(nn.Module):
     def step(
         self, tokens_BK: jax.Array, reading: Reading, past: tuple[Past, ...], context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Process one more token of each of the K continuations of each prompt; see `read`.
+        """Process one more token of each of the K continuations of each prompt.
 
+        `past` is what the layers know of earlier tokens, one `Past` for each turn.
         `pos_BT` and `seen_BT` of `reading` are `[B, K]`, with identical values for all K
         continuations. `context_length` is the length of a prompt and its continuation in tokens.
 

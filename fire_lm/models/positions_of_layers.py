@@ -25,8 +25,8 @@ from fire_lm.positions.resampling import Resampling
 class PositionStack(NamedTuple):
     """The parameters of one encoding in the layers that use it, with a leading axis of `layers`.
 
-    Layers, as zero-based indices, that share one set of parameters, or have no parameters ({}), are
-    represented by the first of these layers.
+    `layers` are zero-based indices. Layers that share one set of parameters, or have none (`params`
+    is {}), are represented by the first of them.
     """
 
     layers: tuple[int, ...]

@@ -263,7 +263,7 @@ class FIRE(PositionalEncoding):
         """Shift positions by `query_index_offset`; shifting keys too preserves all distances."""
         return pos + self.query_index_offset
 
-    def prepare(self, params: Params, end: jax.Array | float = 1.0) -> Params:
+    def prepare(self, params: Params, end: float = 1.0) -> Params:
         """For a ReLU MLP, add f up to `end` as a sum of hinges, and its number of kinks."""
         if self.activation != "relu" or "hinges" in params:
             return params
@@ -389,26 +389,22 @@ class FIRE(PositionalEncoding):
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array
     ) -> jax.Array:
         """Return `bias`, with f as hinges if `params` contains them, and otherwise as the MLP."""
-        x_BTS = self.arguments(params, q_pos_BT, k_pos_BS)
-        bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
-        if "gamma" in params:
-            psi, L, query_BT = self._psi(params), self._threshold(params), self._counted(q_pos_BT)
-            gain_BT = length_gain(query_BT, psi, L, params["gamma"], self.last_position)
-            bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
-        return bias_BNTS
-
-    def arguments(self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-        """Return the arguments of f in Eq. 4, float32 `[B, T, S]`."""
         psi, L = self._psi(params), self._threshold(params)
         q_pos_BT, k_pos_BS = self._counted(q_pos_BT), self._counted(k_pos_BS)
-        return normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self.last_position)
+        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self.last_position)
+        bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
+        if "gamma" in params:
+            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"], self.last_position)
+            bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
+        return bias_BNTS
 
 
 @dataclasses.dataclass(frozen=True)
 class _BidirectionalFIRE(PositionalEncoding):
     """FIRE in encoders, as in the listing of Appendix E: |i - j| over the query's normaliser.
 
-    For keys after the query, the argument of f may exceed 1, where f is the MLP, too.
+    For keys after the query, the argument of f may exceed 1. There, f is the MLP, too, or with a
+    frozen normaliser a straight line, as beyond its limit.
     """
 
     causal: FIRE
@@ -424,6 +420,13 @@ class _BidirectionalFIRE(PositionalEncoding):
     def init(self, rng: jax.Array) -> Params:
         return self.causal.init(rng)
 
+    def prepare(self, params: Params) -> Params:
+        frozen = self.causal.last_position is not None
+        return self.causal.prepare(params, end=1.0 if frozen else math.inf)
+
+    def diagnostics(self, params: Params) -> dict[str, jax.Array]:
+        return self.causal.diagnostics(self.prepare(params))
+
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         return self.causal.learned_scalars(params)
 
@@ -434,9 +437,4 @@ class _BidirectionalFIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        fire = self.causal
-        if fire.threshold:  # otherwise the first queries have arguments too large for hinges
-            frozen = fire.last_position is not None  # f is straight beyond 1
-            x_BTS = fire.arguments(params, q_pos_BT, k_pos_BS)
-            params = fire.prepare(params, 1.0 if frozen else jnp.maximum(1.0, jnp.max(x_BTS)))
-        return fire.bias_of_prepared(params, q_pos_BT, k_pos_BS)
+        return self.causal.bias_of_prepared(self.prepare(params), q_pos_BT, k_pos_BS)

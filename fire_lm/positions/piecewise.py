@@ -1,11 +1,11 @@
 """A ReLU MLP of one variable, computed exactly as a sum of hinges.
 
 A hinge costs one multiply-add per value. Between two kinks (the points where the slope of f
-changes), every unit of f_theta is either on or off, so f is linear there, and on [0, e]
+changes), every unit of f_theta is either on or off, so f is linear there, and for x >= 0
 
     f(x) = f(0) + f'(0) x + sum_k (s_k - s_(k-1)) max(x - z_k, 0)
 
-with kinks z_1 < z_2 < ... in (0, e), where s_k is the slope to the right of z_k, and s_0 = f'(0).
+with kinks z_1 < z_2 < ... above 0, where s_k is the slope to the right of z_k, and s_0 = f'(0).
 (To check: at 0 the right side equals f(0); to the right of z_k it has slope s_k; and it is
 continuous, as f is.) The kinks that a layer adds are the roots of its units' inputs. Between two
 kinks of the preceding layers, an input is linear, so its root is known: for any point m of the
@@ -14,12 +14,14 @@ interval, z = m - input(m) / input'(m).
 The right side equals f for all weights in a neighbourhood of the current ones, so its derivative
 with respect to the weights, through slopes and kinks, is that of f. (This fails where two units
 share a kink exactly, since no interval lies between them; this does not happen with random or
-trained weights.) The architecture does not keep the number of kinks small; it is small only for
-typical weights: about 20 of 32 + 32 * 33 possible kinks for two hidden layers of 32.
+trained weights.) With only the kinks below some point, it is f up to there, and a straight line
+beyond. The architecture does not keep the number of kinks small; it is small only for typical
+weights: about 20 of 32 + 32 * 33 possible kinks for two hidden layers of 32 lie below 1.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -29,11 +31,11 @@ from fire_lm.positions.base import Params
 
 
 class Hinges(NamedTuple):
-    """The function f on [0, end], with at most K kinks and N outputs; it is straight beyond.
+    """The function f, with at most K kinks and N outputs.
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: The kinks in increasing order; unused entries are the end.
+      kink_K: The kinks in increasing order; unused entries are not below them.
       change_KN: The change of slope at each kink; 0 for unused kinks.
     """
 
@@ -43,14 +45,12 @@ class Hinges(NamedTuple):
     change_KN: jax.Array
 
 
-def hinges(
-    params: Params, max_kinks: int, end: jax.Array | float = 1.0
-) -> tuple[Hinges, jax.Array]:
+def hinges(params: Params, max_kinks: int, end: float = 1.0) -> tuple[Hinges, jax.Array]:
     """Return the hinges of the ReLU MLP `params` (`fire_formulas.mlp`) and their number, int32.
 
-    If f has more than `max_kinks` kinks between 0 and `end`, the hinges do not represent it.
+    They represent f on [0, end], where `end` may be infinite, unless f has more than `max_kinks`
+    kinks there.
     """
-    end = jax.lax.stop_gradient(end)
     kink_K, unit_K, count = _kinks(jax.lax.stop_gradient(params), max_kinks, end)
     inside_J = _middles(kink_K, end)
     values, slopes = _inputs(params, jnp.concatenate([kink_K, inside_J]))
@@ -60,9 +60,7 @@ def hinges(
     return Hinges(value_N, slope_JN[0], kink_K, jnp.diff(slope_JN, axis=0)), count
 
 
-def _kinks(
-    params: Params, max_kinks: int, end: jax.Array | float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _kinks(params: Params, max_kinks: int, end: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the kinks, the unit whose input is 0 at each, and the number of kinks.
 
     Units are numbered through all hidden layers; the unit of unused entries is -1.
@@ -83,8 +81,10 @@ def _kinks(
         kink_K, unit_K = (x[:max_kinks] for x in jax.lax.sort((kinks, numbers), num_keys=1))
         units += live_JW.shape[1]
     unused = (0, max_kinks - len(kink_K))
-    padded = (jnp.pad(x, unused, constant_values=y) for x, y in ((kink_K, end), (unit_K, -1)))
-    return *padded, count
+    kink_K, unit_K = (
+        jnp.pad(x, unused, constant_values=y) for x, y in ((kink_K, end), (unit_K, -1))
+    )
+    return _finite(kink_K, end), unit_K, count
 
 
 def _differentiable(
@@ -166,13 +166,21 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision="highest")
 
 
-def _middles(kink_K: jax.Array, end: jax.Array | float) -> jax.Array:
-    """Return the midpoint of each of the K + 1 intervals.
+def _middles(kink_K: jax.Array, end: float) -> jax.Array:
+    """Return a point in each of the K + 1 intervals: the middle, or near the start of the last.
 
     The slope in an interval does not depend on the point at which it is measured.
     """
-    ends = jnp.append(jnp.concatenate([jnp.zeros(1), kink_K]), end)
+    ends = _finite(jnp.append(jnp.concatenate([jnp.zeros(1), kink_K]), end), end)
     return (ends[1:] + ends[:-1]) / 2
+
+
+def _finite(x_K: jax.Array, end: float) -> jax.Array:
+    """If `end` is infinite, replace points at infinity by the last finite point plus 1."""
+    if math.isfinite(end):
+        return x_K
+    last = jnp.max(jnp.where(jnp.isfinite(x_K), x_K, 0.0), initial=0.0)
+    return jnp.minimum(x_K, last + 1)
 
 
 def _inputs(

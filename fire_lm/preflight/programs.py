@@ -44,7 +44,7 @@ _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """The error for a program that needs more memory than a chip provides, both in bytes."""
+    """The error for a program that needs more memory, in bytes, than is usable on a chip."""
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))

@@ -105,6 +105,9 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     amounts = {(row.tokens, row.bytes) for row in scored}
     if scored_texts == {UNKNOWN} and len(amounts) > 1:
         return "vocabularies or amounts of text"
+    of_length = {(row.length, row.tokens) for row in scored}
+    if len(of_length) > len({row.length for row in scored}):
+        return "numbers of scored tokens at a length"
     return ""
 
 

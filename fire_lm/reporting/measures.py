@@ -56,9 +56,8 @@ def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Sect
     finite = [row for row in rows if math.isfinite(row.value)]
     if count := len(rows) - len(finite):
         runs = ", ".join(sorted({row.run for row in rows if not math.isfinite(row.value)}))
-        words.append(
-            f"Left out of all means, because they are not finite: {count} values of {runs}."
-        )
+        values = f"{count} value{'s' * (count > 1)} of {runs}"
+        words.append(f"Left out of all means, because they are not finite: {values}.")
     if not finite:
         return Section(f"{title} against length", words)
     parts: list[Table | Picture] = []

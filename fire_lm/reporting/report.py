@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -60,14 +60,15 @@ def write_page(folder: epath.Path, title: str, sections: Sequence[Section]) -> N
 
 def _with_own_names(sections: Sequence[Section]) -> list[Section]:
     """Number the pictures of equal names, such as those of arms that differ in a sign alone."""
-    counts: collections.Counter[str] = collections.Counter()
+    taken: set[str] = set()
 
     def named(part: Table | Picture) -> Table | Picture:
         if isinstance(part, Table):
             return part
-        counts[part.name] += 1
-        number = f"_{counts[part.name]}" * (counts[part.name] > 1)
-        return dataclasses.replace(part, name=f"{part.name}{number}")
+        numbered = (f"{part.name}_{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([part.name], numbered) if name not in taken)
+        taken.add(name)
+        return dataclasses.replace(part, name=name)
 
     return [dataclasses.replace(one, parts=list(map(named, one.parts))) for one in sections]
 

@@ -61,15 +61,20 @@ def training_experiment(
     """
     if kind_of(stated) == "pretrain":
         return resolve(stated, imports)
-    init_from = stated.value("finetune.init_from")
-    if init_from == "%INIT_FROM":
-        init_from = stated.value("INIT_FROM")
-    if not (begun or source) and (folder := split_run(str(init_from or ""))[0]):
+    if not (begun or source) and (folder := split_run(stated_source(stated))[0]):
         source = read_source(folder)
     macros, texts = _inherited(source, begun)
     if file := stated.value("PAIRS"):
         texts = [*texts, _of_pairs(str(file), stated, macros, begun)]
     return resolve(stated.preceded_by(texts), imports)
+
+
+def stated_source(stated: Statements) -> str:
+    """Return the `RUN[@STEP]` from which finetuning is to start, or "" if none is stated."""
+    value = stated.value("finetune.init_from")
+    while isinstance(value, str) and value.startswith("%"):
+        value = stated.value(value.removeprefix("%"))
+    return str(value or "")
 
 
 def _inherited(source: Source | None, begun: Saved | None) -> tuple[dict[str, Any], list[GinText]]:

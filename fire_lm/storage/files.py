@@ -156,12 +156,13 @@ def create_text(path: str | epath.Path, text: str) -> bool:
     with _written_beside(target, text.encode(), durable=True) as temporary:
         try:
             os.link(temporary, target)  # unlike a rename, a link never replaces another file
-        except FileExistsError:
-            return False
-        except OSError:  # the file system does not support hard links
-            if target.exists():
+        except OSError as error:
+            if isinstance(error, FileExistsError) or target.exists():
+                temporary.unlink()
                 return False
-            temporary.replace(target)
+            temporary.replace(target)  # the file system does not support hard links
+        else:
+            temporary.unlink()
     return True
 
 
@@ -179,7 +180,7 @@ def remove(path: str | epath.Path) -> None:
 
 @contextmanager
 def _written_beside(target: Path, content: bytes, durable: bool) -> Iterator[Path]:
-    """Yield a new file beside `target`, which is removed if the block or a full disk leaves it."""
+    """Yield a new file beside `target`, which is removed if the write or the block fails."""
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -188,8 +189,9 @@ def _written_beside(target: Path, content: bytes, durable: bool) -> Iterator[Pat
             if durable:
                 os.fsync(file.fileno())
         yield temporary
-    finally:
+    except BaseException:  # after a rename, a file of this name would be another writer's
         temporary.unlink(missing_ok=True)
+        raise
 
 
 _failing: set[str] = set()

@@ -13,10 +13,9 @@ from command import EVIDENCE
 from etils import epath
 
 from fire_lm.measures.masked_accuracy import MaskedAccuracyRow
-from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import Difference, Sample, difference
-from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.series import Series, cell
+from fire_lm.reporting.page import Table
+from fire_lm.reporting.series import cell
 from fire_lm.results.tables import read_table
 
 _RUN = re.compile(r"(?P<encoding>.+)-seed\d+(?P<positions>.*)")
@@ -101,25 +100,3 @@ def changes(encoding: str) -> str:
             cells = [f"{one.value:+.1f} ± {one.half_width:.1f}" for one in of_lengths]
             rows.append([arm[0], "log n" * arm[1], *cells])
     return Table("", ["positions", "", *map(str, lengths)], rows).markdown()
-
-
-_BETA = _POSITIONS["-resampling-beta"]
-_DRAWN = (PLAIN, (PLAIN[0], True), (_BETA, False), (_BETA, True))
-_NAMES = {"rope": "RoPE", "fire": "FIRE"}
-
-
-def picture() -> Picture:
-    """Return a figure with a panel for each encoding that has three seeds."""
-    axis = figure.Axis("tokens that the model reads", "hidden tokens found (%)", lengths=True)
-    names = {key: f"{key[0]}{', log n' * key[1]}" for key in _DRAWN}
-    panels = [
-        figure.Panel(
-            name,
-            [Series(names[key], arms_of(encoding)[key], arm=names[key]) for key in _DRAWN],
-            axis,
-            trained=[64],
-        )
-        for encoding, name in _NAMES.items()
-    ]
-    styles = charts.styles(list(names.values()))
-    return figure.picture("masked_accuracy", "", "masked accuracy by length", panels, styles)

@@ -38,7 +38,7 @@ def test_a_report_names_blocks_that_are_gone_by_their_path(tmp_path):
     (tmp_path / "train").mkdir()
     data = Blocks(str(tmp_path))
     assert data.known_label() == "" and data.text_name() == str(tmp_path)
-    assert data.in_words == "unknown text (no longer available), concat"
+    assert data.in_words == "unknown text (gone, or not readable from here), concat"
     content = {"identity": {"format": 1, "preprocessing": ""}, "splits": {}}
     manifests.write_json(str(tmp_path / manifests.FILE_NAME), content)
     assert data.known_label() == ""

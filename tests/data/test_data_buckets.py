@@ -100,7 +100,7 @@ def test_a_report_needs_no_access_to_the_text(bucket: Bucket):
     assert data.in_words == "mine, concat"
     bucket.faults = [Denied(prefix="")]
     for text in (data, Blocks(bucket.url("blocks"))):
-        assert text.in_words == "unknown text (no longer available), concat"
+        assert text.in_words == "unknown text (gone, or not readable from here), concat"
 
 
 @pytest.mark.parametrize(

@@ -226,14 +226,41 @@ def test_nope_reads_a_bag_of_tokens():
         assert np.allclose(straight[:, order], mixed, atol=1e-4) == is_bag
 
 
-def test_fire_uses_its_mlp_where_hinges_end():
-    """Later keys have arguments above 1, which hinges of the causal form do not represent."""
+def test_the_arguments_of_later_keys_exceed_1():
     name = "FIRE"
     position = jax.tree.map(lambda x: x[0], parameters(name)["layers"]["position"])
     fire = encoder(FIRE).encodings[0]
     pos = jnp.arange(60)[None]
     ours = np.asarray(fire.bias(position, pos, pos, 60))[0]
     np.testing.assert_allclose(ours, bias_of(name, position, 60), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields, L",
+    [({}, 1.0), ({}, 0.0), ({"normalizer_limit": 8}, 0.1), ({"threshold": False}, None)],
+)
+def test_hinges_of_fire_are_its_mlp_at_all_arguments(fields, L):
+    """Values and gradients agree with the MLP's, also if the first queries' normaliser is tiny."""
+    causal = FIRE(2, 8, 16, 16, **fields)
+    encoding, pos_BT = causal.bidirectional(), jnp.arange(40)[None]
+    params = encoding.init(jax.random.key(2))
+    params = {**params, "mlp": jax.tree.map(lambda x: 2 * x, params["mlp"])}
+    if L is not None:
+        params["L_multiplier"] = jnp.float32(L)
+    assert encoding.diagnostics(params)["fire_dense"] == 0
+    weights = jax.random.normal(jax.random.key(3), (1, 2, 40, 40))
+
+    def weighted(bias):
+        def total(params):
+            return jnp.sum(weights * bias(params)), bias(params)
+
+        return jax.jit(jax.value_and_grad(total, has_aux=True))
+
+    (_, ours), gradient = weighted(lambda p: encoding.bias(p, pos_BT, pos_BT, 40))(params)
+    (_, plain), expected = weighted(lambda p: causal.bias_of_prepared(p, pos_BT, pos_BT))(params)
+    np.testing.assert_allclose(ours, plain, atol=1e-6 * np.ptp(plain))
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * np.max(np.abs(b)))
 
 
 @pytest.mark.parametrize(

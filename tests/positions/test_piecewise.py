@@ -1,5 +1,7 @@
 """ReLU MLPs as hinges: equal values and gradients, also where there are not enough hinges."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,9 +97,11 @@ def test_hinges_reach_as_far_as_asked():
     """Encoders evaluate f beyond 1; hinges up to 1 go on as a straight line there."""
     params, x = draw(2, 0, scale=2.0), 3 * X
     plain = mlp(params, x).T
-    (near, fewer), (far, count) = hinges(params, 64), hinges(params, 64, jnp.float32(3.0))
+    (near, fewer), (far, count) = hinges(params, 64), hinges(params, 64, math.inf)
     np.testing.assert_allclose(evaluate(far, x), plain, atol=1e-6 * np.ptp(plain))
-    assert int(fewer) < int(count) and np.all(np.asarray(far.kink_K)[int(count) :] == 3)
+    np.testing.assert_allclose(evaluate(far, 1e6 * x), mlp(params, 1e6 * x).T, rtol=1e-4)
+    kinks = np.asarray(far.kink_K)
+    assert int(fewer) < int(count) and np.all(kinks[int(count) :] == kinks[int(count) - 1] + 1)
     assert np.max(np.abs(evaluate(near, x) - plain)) > 1e-2 * np.ptp(plain)
 
 

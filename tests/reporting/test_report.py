@@ -45,10 +45,11 @@ def folder(tmp_path_factory):
 def test_pictures_of_equal_names_are_files_of_their_own(tmp_path):
     """The arms "fire, alpha 1.0" and "fire, alpha -1.0" have a picture of one name each."""
     images = [Image(f"<svg>{number}</svg>", b"") for number in range(3)]
-    pictures = [Picture("learned_fire_alpha_1_0", "", "", image) for image in images]
+    given = [f"learned_fire_alpha_1_0{number}" for number in ("", "", "_2")]
+    pictures = [Picture(*pair) for pair in zip(given, [""] * 3, [""] * 3, images, strict=True)]
     write_page(epath.Path(tmp_path), "A page", [Section("A", [], [part]) for part in pictures])
     names = re.findall(r"\((\w+)\.svg\)", (tmp_path / "report.md").read_text())
-    assert names == [f"learned_fire_alpha_1_0{number}" for number in ("", "_2", "_3")]
+    assert names == [f"learned_fire_alpha_1_0{number}" for number in ("", "_2", "_2_2")]
     assert [(tmp_path / f"{name}.svg").read_text() for name in names] == [i.svg for i in images]
 
 

@@ -158,6 +158,13 @@ def test_table_says_where_there_is_no_text():
     assert "too short for a row of any of" in table([gap(row) for row in FIRE])
 
 
+def test_lengths_of_which_runs_score_different_tokens_are_not_side_by_side_in_nats():
+    mine = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
+    theirs = dataclasses.replace(ROPE[1], length=96, nll=1.65)
+    text = table([FIRE[0], mine, ROPE[0], theirs])
+    assert "bits per byte only" in text and "numbers of scored tokens at a length" in text
+
+
 @pytest.mark.parametrize(
     "change",
     [{"construction": "cut"}, {"split": "train"}, {"dataset": "c4"}, {"protocol": "sliding"}],

@@ -84,6 +84,8 @@ def test_files_and_bindings_win_over_the_source(source):
 
 
 def test_the_source_may_be_bound_without_its_macro(source):
+    bound = "--gin.finetune.init_from=%START", f"--gin.START={source}@5"
+    assert read(*bound).train.init_from == f"{source}@5"
     run = read(f"--gin.finetune.init_from={source}@5").train
     assert run.init_from == f"{source}@5" and run.model.encodings[0].width == 8
 

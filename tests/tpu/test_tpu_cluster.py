@@ -80,8 +80,8 @@ def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
         ("from tpu.cluster import base\n\ndef get_config():\n    c = base()\n    c.zon = 'a'\n",
          "zon"),
         ("def get_config():\n    return 1 / 0\n", "division by zero"),
-        ("def get_config():\n    pass\n", "get_config returns NoneType: it must return the"),
-        ("def get_config():\n    return {'zone': 'a'}\n", "get_config returns dict: it must"),
+        ("def get_config():\n    pass\n", "get_config returns NoneType: it must return a "),
+        ("def get_config():\n    return {'zone': 'a'}\n", "get_config returns dict: it must re"),
     ],
 )  # fmt: skip
 def test_a_cluster_file_with_an_error_is_told(tmp_path, text, words):

@@ -190,6 +190,8 @@ def test_lines_that_are_not_of_a_step_are_no_progress(tmp_path):
     """Such as those that a full disk has damaged, or that the program of another user writes."""
     step = b'{"step": 20, "loss": 2.5, "tokens_per_second": 1000.0}'
     damaged = b'{"step": 30, {"step": 40}'
+    others = b'{"step": 3, "loss": null}', b'{"step": 3, "tokens_per_second": "x"}'
+    assert [bucket.in_words(line) for line in others] == ["step 3", "step 3"]
     for more in (damaged, b'{"epoch": 3}', b'{"step": null}', b'"step": 10, "loss": 3.0}', b"\xff"):
         (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([more, step, more]))
         found = bucket.last_step(tmp_path / "metrics.jsonl")

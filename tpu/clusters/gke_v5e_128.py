@@ -6,6 +6,8 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    return site(
-        accelerator="v5e-128", zone="us-west4-a", gke_context="gke_PROJECT_us-west4_fire-lm"
-    )
+    config = site()
+    config.accelerator = "v5e-128"
+    config.zone = "us-west4-a"
+    config.gke_context = "gke_PROJECT_us-west4_fire-lm"
+    return config

@@ -1,16 +1,13 @@
 """The settings that all of your slices share. Fill in the values once (see tpu/README.md)."""
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from tpu.cluster import base
 
 
-def site(**fields: Any) -> ConfigDict:
+def site() -> ConfigDict:
     config = base()
     config.project = ""
     config.bucket = ""
     config.image = ""
-    config.update(fields)
     return config

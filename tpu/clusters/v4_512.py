@@ -6,4 +6,7 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    return site(accelerator="v4-512", zone="us-central2-b")
+    config = site()
+    config.accelerator = "v4-512"
+    config.zone = "us-central2-b"
+    return config

@@ -6,4 +6,7 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    return site(accelerator="v5e-128", zone="us-west4-a")
+    config = site()
+    config.accelerator = "v5e-128"
+    config.zone = "us-west4-a"
+    return config

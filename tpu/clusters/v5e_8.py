@@ -6,4 +6,7 @@ from tpu.clusters.site import site
 
 
 def get_config() -> ConfigDict:
-    return site(accelerator="v5e-8", zone="us-west4-a")
+    config = site()
+    config.accelerator = "v5e-8"
+    config.zone = "us-west4-a"
+    return config

@@ -114,6 +114,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 
     Raises:
       RunFailed: The file cannot be read, or its content has changed.
+      UserError: The path has an unsupported scheme.
     """
     try:
         written = read_bytes(path)

@@ -18,7 +18,7 @@ from fire_lm.data.corpora.text_files import OnBytes
 from fire_lm.data.on_the_fly import metadata, tasks
 from fire_lm.data.quiet_tensorflow import without_their_warnings
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import make_folder, place, replace_bytes, require_folder
+from fire_lm.storage import Denied, make_folder, place, replace_bytes, require_folder
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextData
@@ -68,8 +68,7 @@ def train_vocabulary(
     Raises:
       UserError: A data set does not exist, the output exists or cannot be written, or the
         number of pieces is invalid or too large for the text.
-      RunFailed: The trained vocabulary does not reproduce the text, or the bucket does not accept
-        it.
+      RunFailed: The trained vocabulary does not reproduce the text, or a bucket fails to store it.
     """
     import sentencepiece
 
@@ -77,11 +76,11 @@ def train_vocabulary(
     if target.exists():
         raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
+    require_folder(target.parent, "the folder of --output")
     try:
         make_folder(target.parent)
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
-    require_folder(target.parent, "--output")
     texts = _read(data, megabytes * 10**6, on_bytes)
     everything = [text for of_one in texts for text in of_one]
     read = sum(map(len, everything))
@@ -107,18 +106,20 @@ def train_vocabulary(
                 minloglevel=2,
             )
     except (RuntimeError, OSError) as error:
-        reason = str(error).strip().split("\n")[-1]
-        too_small = "smaller than required_chars" in reason  # every character needs a piece
+        why = str(error).strip().split("\n")[-1]
+        too_small = "smaller than required_chars" in why  # every character needs a piece
         remedy = "raise --size" if too_small else "reduce --size, or read more text (--megabytes)"
         raise UserError(
             f"Cannot train {size} pieces on {len(everything)} documents ({read / 1e6:.1f} MB): "
-            f"{reason}\n{remedy}"
+            f"{why}\n{remedy}"
         ) from error
     _verify(model.getvalue(), [text for of_one in texts for text in of_one[:_VERIFIED]])
     try:
         replace_bytes(target, model.getvalue())
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
+    except Denied as error:
+        raise UserError(str(error)) from error
     return TrainedVocabulary(vocabularies.load(output).vocab_size, len(everything), read)
 
 

@@ -17,7 +17,7 @@ from fire_lm.errors import UserError
 if TYPE_CHECKING:
     import seqio
 
-_NOT_IN_NAMES = re.compile(r"[^\w.:#]")  # the names of tasks in seqio
+_NOT_IN_NAMES = re.compile(r"[^\w.:#]")  # characters that seqio refuses in names of tasks
 
 
 @dataclasses.dataclass(frozen=True)

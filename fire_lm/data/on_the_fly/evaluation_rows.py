@@ -116,7 +116,8 @@ def _without_end(ids: np.ndarray, end: int) -> np.ndarray:
 
 def _texts(values: Any) -> tuple[str, ...]:
     """Return the texts of a feature, which is a list or a single text."""
-    return tuple(map(_text, np.atleast_1d(values)))
+    single = isinstance(values, str | bytes)
+    return tuple(map(_text, [values] if single else values))
 
 
 def _text(value: Any) -> str:
