@@ -9,7 +9,7 @@ from fire_lm.hardware.slices import CHIPS
 from tpu import bucket, checks, image, zones
 from tpu.cluster import FOLDER, load
 from tpu.commands import Calls
-from tpu.flags import check_experiment, folder_for_hosts
+from tpu.flags import check_experiment, folder_for_hosts, run_to_start_from
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem[0] in "vg"))
@@ -91,6 +91,12 @@ def test_a_path_in_the_image_can_be_read():
 def test_what_pretrain_refuses_a_launch_refuses(flags, words):
     with pytest.raises(UserError, match=words):
         check_experiment([*EXPERIMENT, *flags])
+
+
+@pytest.mark.parametrize("binding", ["INIT_FROM", "finetune.init_from"])
+def test_the_source_of_finetuning_is_found_however_it_is_bound(binding):
+    flags = ["--gin_file=configs/finetune/pairs.gin", f"--gin.{binding}=gs://b/run@5"]
+    assert run_to_start_from(flags, "finetune") == "gs://b/run"
 
 
 @pytest.mark.parametrize("folder, fits", [("configs", True), ("/tmp", False), (".venv", False)])
