@@ -185,7 +185,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     },
     "masked.md": {
         "masked": lambda: masked_tables.by_length("rope"),
-        "masked, changes": lambda: masked_tables.changes("rope"),
+        "masked, fire": lambda: masked_tables.by_length("fire"),
     },
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
@@ -217,13 +217,14 @@ def pictures(study: str) -> Iterator[Picture]:
 
 def figures() -> Iterator[tuple[Path, str]]:
     """Yield the path and the text of each SVG file of a study."""
-    own = ("budgets", "drift_probes", "length_phases")  # other programs draw these
+    own = ("budgets", "drift_probes", "length_phases", "masked")  # other programs draw these
     for folder in sorted({path.parent for path in EVIDENCE.glob("*/*.svg")}):
         if folder.name not in own:
             for picture in pictures(folder.name):
                 if (path := folder / f"{picture.name}.svg").exists():
                     yield path, picture.image.svg
     yield EVIDENCE / "length_phases" / "length_phases.svg", length_phases.picture().image.svg
+    yield EVIDENCE / "masked" / "masked_accuracy.svg", masked_tables.picture().image.svg
 
 
 def main(arguments: Sequence[str]) -> None:

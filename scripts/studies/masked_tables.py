@@ -13,9 +13,10 @@ from command import EVIDENCE
 from etils import epath
 
 from fire_lm.measures.masked_accuracy import MaskedAccuracyRow
+from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import Difference, Sample, difference
-from fire_lm.reporting.page import Table
-from fire_lm.reporting.series import cell
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.series import Series, cell
 from fire_lm.results.tables import read_table
 
 _RUN = re.compile(r"(?P<encoding>.+)-seed\d+(?P<positions>.*)")
@@ -27,17 +28,18 @@ _POSITIONS = {
 }
 
 Way = tuple[str, bool]  # the positions in words, and whether there is log n
+Arm = tuple[str, Way]  # the encoding, and its positions and log n
 PLAIN = (_POSITIONS[""], False)
 
 
 @functools.cache
-def accuracies() -> dict[tuple[str, Way], dict[int, Sample]]:
+def accuracies() -> dict[Arm, dict[int, Sample]]:
     """Return the accuracies of each arm by length, one for each seed.
 
     All are of the same text, so its difficulty cancels in differences.
     """
     path = epath.Path(EVIDENCE / "masked" / "masked_accuracy.csv")
-    rows: dict[tuple[str, Way], dict[int, list[MaskedAccuracyRow]]] = {}
+    rows: dict[Arm, dict[int, list[MaskedAccuracyRow]]] = {}
     for row in read_table(path, MaskedAccuracyRow):
         name = _RUN.fullmatch(row.run)
         assert name is not None, row.run
@@ -81,22 +83,28 @@ def _cell(point: Sample) -> str:
     return cell(point, {point.runs}, digits=1)
 
 
-def change(encoding: str, arm: Way, other: Way, length: int) -> Difference:
-    """Return how many more points one arm of an encoding finds than another."""
-    arms = arms_of(encoding)
-    return difference(arms[arm][length], arms[other][length])
+def change(arm: Arm, other: Arm, length: int) -> Difference:
+    """Return how many more points one arm finds than another."""
+    return difference(accuracies()[arm][length], accuracies()[other][length])
 
 
-def changes(encoding: str) -> str:
-    """Return what positions and log n change; ± is half the 95 % interval over seeds.
+_BETA = _POSITIONS["-resampling-beta"]
+_DRAWN = (PLAIN, (PLAIN[0], True), (_BETA, False), (_BETA, True))
+_NAMES = {"rope": "RoPE", "fire": "FIRE"}
 
-    The interval is that of a single comparison.
-    """
-    arms, rows = arms_of(encoding), []
-    lengths = list(arms[PLAIN])
-    for arm in arms:
-        if arm != PLAIN:
-            of_lengths = [change(encoding, arm, PLAIN, length) for length in lengths]
-            cells = [f"{one.value:+.1f} ± {one.half_width:.1f}" for one in of_lengths]
-            rows.append([arm[0], "log n" * arm[1], *cells])
-    return Table("", ["positions", "", *map(str, lengths)], rows).markdown()
+
+def picture() -> Picture:
+    """Return a figure with a panel for each encoding that has three seeds."""
+    axis = figure.Axis("tokens that the model reads", "hidden tokens found (%)", lengths=True)
+    names = {key: f"{key[0]}{', log n' * key[1]}" for key in _DRAWN}
+    panels = [
+        figure.Panel(
+            name,
+            [Series(names[key], arms_of(encoding)[key], arm=names[key]) for key in _DRAWN],
+            axis,
+            trained=[64],
+        )
+        for encoding, name in _NAMES.items()
+    ]
+    styles = charts.styles(list(names.values()))
+    return figure.picture("masked_accuracy", "", "masked accuracy by length", panels, styles)

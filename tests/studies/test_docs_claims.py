@@ -275,34 +275,59 @@ def test_no_model_learned_to_add_or_to_recall(study, words):
     assert max(shortest) < 60
 
 
-def test_masked_language_models_beyond_their_length():
-    plain, words = masked_tables.PLAIN, page("masked.md")
-    random, exponential, beta = (
-        (name, True)
-        for name in ("random below 2,048", "equal mean, exponential", "equal mean, beta")
-    )
-    log_n = (plain[0], True)
+RANDOM, EXPONENTIAL, BETA = "random below 2,048", "equal mean, exponential", "equal mean, beta"
 
-    def clear(arm, other=plain):
-        found = {n: masked_tables.change("rope", arm, other, n) for n in LENGTHS}
-        return [n for n, one in found.items() if abs(one.value) > one.half_width]
 
-    def more(arm, length, other=plain, sign=1):
-        found = masked_tables.change("rope", arm, other, length)
-        value, half = sign * found.value, found.half_width
-        return f"{value:.1f} points ({value - half:.1f} to {value + half:.1f})"
+def masked_arm(encoding, positions="", log_n=False):
+    return encoding, (positions or masked_tables.PLAIN[0], log_n)
 
-    best = {arm: points[1024].mean for arm, points in masked_tables.arms_of("rope").items()}
-    assert max(best, key=best.__getitem__) == beta
-    assert f"beta distribution, {more(beta, 1024)} more than plain" in words
-    assert f"{more(beta, 1024, log_n).replace(' points', '')} more than RoPE with log n" in words
-    assert 1024 not in clear(beta, exponential)
-    assert all(1024 not in clear(arm, (arm[0], False)) for arm in (beta, exponential))
-    cost = [more(arm, 64, sign=-1) for arm in (beta, exponential)]
+
+def more_found(arm, other, length, sign=1):
+    """Return how many more hidden tokens an arm finds, with the ends of the 95 % interval."""
+    found = masked_tables.change(arm, other, length)
+    value, half = sign * found.value, found.half_width
+    return f"{value:.1f} points ({value - half:.1f} to {value + half:.1f})"
+
+
+def clearly_different(arm, other):
+    found = {length: masked_tables.change(arm, other, length) for length in LENGTHS}
+    return [length for length, one in found.items() if abs(one.value) > one.half_width]
+
+
+def test_masked_rope_beyond_its_length():
+    words, plain, log_n = page("masked.md"), masked_arm("rope"), masked_arm("rope", log_n=True)
+    exponential, beta = (masked_arm("rope", name, True) for name in (EXPONENTIAL, BETA))
+    best = {way: points[1024].mean for way, points in masked_tables.arms_of("rope").items()}
+    assert max(best, key=best.__getitem__) == beta[1]
+    assert f"beta distribution, {more_found(beta, plain, 1024)} more than plain" in words
+    gain = more_found(beta, log_n, 1024).replace(" points", "")
+    assert f"{gain} more than RoPE with log n" in words
+    assert 1024 not in clearly_different(beta, exponential)
+    for positions in (BETA, EXPONENTIAL):
+        arms = (masked_arm("rope", positions, log_n) for log_n in (False, True))
+        assert 1024 not in clearly_different(*arms)
+    cost = [more_found(arm, plain, 64, sign=-1) for arm in (beta, exponential)]
     assert f"{cost[0]} with the beta distribution and {cost[1]} with the exponential" in words
-    assert masked_tables.change("rope", log_n, plain, 64).value == 0
-    assert f"finds {more(log_n, 512)} more at 512" in words
-    assert clear((random[0], False)) == [64, 128, 256]
+    assert masked_tables.change(log_n, plain, 64).value == 0
+    assert f"finds {more_found(log_n, plain, 512)} more at 512" in words
+    assert clearly_different(masked_arm("rope", RANDOM), plain) == [64, 128, 256]
+
+
+def test_masked_fire_beyond_its_length():
+    words, plain, rope = page("masked.md"), masked_arm("fire"), masked_arm("rope")
+    beta, with_log_n = masked_arm("fire", BETA), masked_arm("fire", BETA, log_n=True)
+    best = {way: points[1024].mean for way, points in masked_tables.arms_of("fire").items()}
+    assert max(best, key=best.__getitem__) == beta[1]
+    assert f"FIRE finds {more_found(beta, plain, 1024)} more at 1,024" in words
+    assert f"for {more_found(plain, beta, 64)} at the training length" in words
+    lost = more_found(plain, masked_arm("fire", log_n=True), 256)
+    assert f"Log n costs {lost} of plain FIRE at 256 tokens" in words
+    assert f"{more_found(beta, with_log_n, 1024)} at 1,024 with the beta distribution" in words
+    assert f"plain FIRE finds {more_found(rope, plain, 64)} fewer" in words
+    assert f"{more_found(plain, rope, 1024)} more at 1,024" in words
+    assert 1024 not in clearly_different(beta, masked_arm("rope", BETA, log_n=True))
+    random = masked_arm("fire", RANDOM)
+    assert clearly_different(random, plain) == list(LENGTHS)
 
 
 def test_the_goals_of_speed():
