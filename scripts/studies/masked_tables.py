@@ -95,7 +95,8 @@ _NAMES = {"rope": "RoPE", "fire": "FIRE"}
 
 def picture() -> Picture:
     """Return a figure with a panel for each encoding that has three seeds."""
-    axis = figure.Axis("tokens that the model reads", "hidden tokens found (%)", lengths=True)
+    x, y = "tokens that the model reads", "hidden tokens found (%)"
+    axis = figure.Axis(x, y, lengths=True, limits=(15, 60))
     names = {key: f"{key[0]}{', log n' * key[1]}" for key in _DRAWN}
     panels = [
         figure.Panel(
