@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, truncated or foreign are detected, reported and skipped."""
 
 import contextlib
+import os
 import random
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etils import epath
 from sample_checkpoints import (
     INFO,
     POSITION,
@@ -246,3 +248,19 @@ def test_a_whole_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
     ) as error:
         restored(tmp_path, 5, {"params": {"embedding": state().params["layers"]["query"]}})
     assert "damaged" not in str(error.value) and "away" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "state" / "b").mkdir(parents=True)
+    (tmp_path / "state" / "b" / "array").write_text("1")
+    listed = os.listdir
+
+    def refused(folder="."):
+        if os.fspath(folder).endswith("b"):
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    assert list(manifest._files(epath.Path(tmp_path))) == ["state/b/array"]
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(PermissionError):
+        list(manifest._files(epath.Path(tmp_path)))

@@ -113,6 +113,10 @@ def test_a_dry_run_of_a_sweep_refuses_what_the_sweep_would(folder, arguments, to
     assert told in refused([*SWEEP, "--gin.DATA_DIR=data", *arguments], capsys)
 
 
+def test_a_checkpoint_in_a_bucket_of_another_kind_is_refused(capsys):
+    assert "s3://x/run@100 is neither a local" in refused(["sweep", "s3://x/run@100"], capsys)
+
+
 def test_dry_runs_that_can_work_still_do(folder, capsys):
     good = ["--gin.DATA_DIR=data", "--also=--gin.length_sweep.split=train", "--output=new/folder"]
     assert main([*SWEEP, *good]) == 0

@@ -30,3 +30,19 @@ def test_without_hard_links_no_file_is_replaced(tmp_path: Path, monkeypatch: pyt
     assert create_text(tmp_path / "config.gin", "mine")
     assert not create_text(tmp_path / "config.gin", "theirs")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.gin": "mine"}
+
+
+def test_a_rename_leaves_the_file_that_another_writer_puts_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In containers that share a file system, two writers may have one process number."""
+    replace, others = Path.replace, tmp_path / f"a.{os.getpid()}.tmp"
+
+    def and_another_writes(self: Path, target: Path) -> Path:
+        replaced = replace(self, target)
+        others.write_text("theirs")
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", and_another_writes)
+    replace_text(tmp_path / "a", "mine")
+    assert (tmp_path / "a").read_text() == "mine" and others.read_text() == "theirs"

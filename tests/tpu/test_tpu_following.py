@@ -187,7 +187,7 @@ def test_a_job_that_only_its_ssh_fails_is_left_alone(cloud, capsys):
 
 
 def test_lines_that_are_not_of_a_step_are_no_progress(tmp_path):
-    """Such as those that a full disk has damaged, or that the program of another user writes."""
+    """A full disk damages lines, and other programs write lines of their own."""
     step = b'{"step": 20, "loss": 2.5, "tokens_per_second": 1000.0}'
     damaged = b'{"step": 30, {"step": 40}'
     others = b'{"step": 3, "loss": null}', b'{"step": 3, "tokens_per_second": "x"}'
