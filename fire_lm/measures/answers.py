@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,13 @@ def prompt(data: Any, example: Example, length: int) -> np.ndarray:
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
 
 
+def input_digest(settings: TextEvaluation, example: Example, length: int) -> str:
+    """Return a digest of the model's input for an example, and of the answers that it ranks."""
+    ids = prompt(settings.data, example, length).tolist()
+    choices = list(settings.choices or example.choices) if settings.rank else []
+    return hashlib.sha256(repr((ids, choices)).encode(errors="replace")).hexdigest()[:16]
+
+
 @dataclasses.dataclass(frozen=True)
 class Answerer:
     """A model that answers examples, whose inputs have at most `length` tokens with the end token.
@@ -48,6 +56,11 @@ class Answerer:
     params: Any
     mesh: Mesh
     length: int
+
+    def prediction(self, example: Example, text: str, logprob: float) -> Prediction:
+        """Return the prediction for an example that the model has answered."""
+        digest = input_digest(self.settings, example, self.length)
+        return Prediction.from_answer(example, text, logprob, self.length, digest)
 
     def context_length(self, tokens: int) -> int:
         """Return the context length at which a prompt of `tokens` tokens is answered.
@@ -92,6 +105,6 @@ def generated(answerer: Answerer, examples: Sequence[Example]) -> Iterator[list[
                 context_length,
             )
             yield [
-                Prediction.from_answer(example, first.text, float(sum(first.logprobs)), length)
+                answerer.prediction(example, first.text, float(sum(first.logprobs)))
                 for (example, _), (first, *_) in zip(batch, continuations, strict=False)
             ]

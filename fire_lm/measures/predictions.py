@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from etils import epath
@@ -37,6 +37,8 @@ class Prediction:
       truncated: Whether the model read only a part of the input.
       input_tokens: The number of tokens in the complete input, without its end token.
       logprob: The natural logarithm of the answer's probability under the model.
+      input_digest: A digest of what the model was given (`fire_lm.measures.answers.input_digest`),
+        or "" in lines of versions that did not record it.
     """
 
     id: str
@@ -45,12 +47,15 @@ class Prediction:
     truncated: bool
     input_tokens: int
     logprob: float
+    input_digest: str = ""
 
     @classmethod
-    def from_answer(cls, example: Example, text: str, logprob: float, length: int) -> Self:
+    def from_answer(
+        cls, example: Example, text: str, logprob: float, length: int, input_digest: str
+    ) -> Self:
         """Return the prediction for an example of whose input the model read `length` tokens."""
-        tokens = example.input_length
-        return cls(example.id, text, example.answers, tokens > length - 1, tokens, logprob)
+        tokens, answers = example.input_length, example.answers
+        return cls(example.id, text, answers, tokens > length - 1, tokens, logprob, input_digest)
 
     def line(self) -> bytes:
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False) + "\n").encode(
@@ -71,15 +76,18 @@ def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
     return workdir / "predictions" / f"{name}.jsonl"
 
 
-def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str, Prediction]:
+def read_predictions(
+    path: epath.Path, examples: Sequence[Example], input_digest: Callable[[Example], str]
+) -> dict[str, Prediction]:
     """Return the predictions in a file, keyed by the id of the example.
 
-    An incomplete last line is skipped.
+    An incomplete last line is skipped. `input_digest` returns the digest of an example's input.
+    Of a line without a digest, only the length of the input is compared.
 
     Raises:
       RunFailed: A line is damaged.
-      UserError: The id, the reference answers or the length of the input in a line do not match
-        any of `examples`.
+      UserError: The id, the reference answers, or the input's length or digest in a line do not
+        match any of `examples`.
     """
     known = {example.id: example for example in examples}
     predictions: dict[str, Prediction] = {}
@@ -92,10 +100,14 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
             raise RunFailed(f"{path}, line {number}, is damaged: move the file away") from error
         name, example = prediction.id, known.get(prediction.id)
         recorded = prediction.answers, prediction.input_tokens
-        if example is None or recorded != (example.answers, example.input_length):
+        if (
+            example is None
+            or recorded != (example.answers, example.input_length)
+            or prediction.input_digest not in ("", input_digest(example))
+        ):
             raise UserError(
                 f"{path}, line {number}: the task has no example {name!r} with these answers and "
-                f"an input of {prediction.input_tokens} tokens, so the file contains predictions "
+                f"this input of {prediction.input_tokens} tokens, so the file contains predictions "
                 "for other data\nmove the file away, and the rows of the task in "
                 "task_scores.csv, or set another name with --gin.evaluate.suite=NAME"
             )

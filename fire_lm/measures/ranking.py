@@ -41,7 +41,7 @@ def ranked(answerer: Answerer, examples: Sequence[Example]) -> Iterator[list[Pre
             likelihoods = {choice: float(next(scores)) for choice in allowed}
             likeliest = max(likelihoods, key=likelihoods.__getitem__)
             logprob = likelihoods[likeliest]
-            predictions.append(Prediction.from_answer(example, likeliest, logprob, length))
+            predictions.append(answerer.prediction(example, likeliest, logprob))
         yield predictions
 
 

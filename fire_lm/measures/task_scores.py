@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -21,10 +22,10 @@ from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
 from fire_lm.generation.result_lines import appended_lines
-from fire_lm.measures.answers import Answerer, generated
+from fire_lm.measures.answers import Answerer, generated, input_digest
 from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_least
 from fire_lm.measures.prediction_scores import prediction_scores
-from fire_lm.measures.predictions import predictions_file, read_predictions
+from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
 from fire_lm.measures.ranking import ranked, target_loss
 from fire_lm.measures.readable_lengths import readable_lengths
 from fire_lm.measures.selected_examples import examples_of, selected
@@ -252,12 +253,18 @@ class TextEvaluation(Measure):
         Raises:
           UserError: The existing predictions belong to different examples.
         """
-        task, file = cell.work
+        _, file = cell.work
         metrics = {row.metric for row in self.rows_of(cell)}
         finished = bool(metrics) and (LOSS in metrics or not self._measures_loss(cell))
         if finished and file.exists():
-            read_predictions(file, task.examples)
+            self._predictions(cell)
         return finished
+
+    def _predictions(self, cell: Cell) -> dict[str, Prediction]:
+        """Return the predictions in the cell's file; see `read_predictions`."""
+        (task, file), length = cell.work, cell.key[3]
+        digest = functools.partial(input_digest, self, length=length)
+        return read_predictions(file, task.examples, digest)
 
     def _measures_loss(self, cell: Cell) -> bool:
         context_length = cell.key[-1]
@@ -270,7 +277,7 @@ class TextEvaluation(Measure):
           The loss of the targets, or None if it is not measured.
         """
         (task, file), length = cell.work, cell.key[3]
-        answered = set(by_first(lambda: list(read_predictions(file, task.examples))))
+        answered = set(by_first(lambda: list(self._predictions(cell))))
         unanswered = [example for example in task.examples if example.id not in answered]
         if answered:
             say(f"{file} already contains {len(answered)} of {len(task.examples)} predictions")
@@ -291,8 +298,8 @@ class TextEvaluation(Measure):
 
     def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
         """Score the predictions of a cell and add its rows, with the loss, to the table."""
-        (task, file), length = cell.work, cell.key[3]
-        predictions = read_predictions(file, task.examples)
+        (task, _), length = cell.work, cell.key[3]
+        predictions = self._predictions(cell)
         cut = sum(predictions[example.id].truncated for example in task.examples)
         if cut:
             say(

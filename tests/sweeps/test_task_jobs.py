@@ -21,7 +21,6 @@ from fire_lm.data.tokens import encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.measures import task_scores
-from fire_lm.measures.predictions import Prediction
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.sweeps import command as sweeps_command
@@ -109,11 +108,10 @@ def stub_answers(monkeypatch) -> None:
         return [TaskExamples("pairs", examples, lambda text, fields: text, [exact])]
 
     def generated(answerer, examples):
-        yield [Prediction.from_answer(e, e.fields["text"], 0.0, 16) for e in examples]
+        yield [answerer.prediction(e, e.fields["text"], 0.0) for e in examples]
 
     monkeypatch.setattr(task_scores, "examples_of", examples_of)
     monkeypatch.setattr(task_scores, "generated", generated)
-    monkeypatch.setattr(task_scores, "Answerer", lambda *_: None)
     monkeypatch.setattr(sweeps_command, "read_params", lambda *_: None)
 
 
@@ -128,6 +126,26 @@ def test_two_data_sets_of_one_name_are_evaluated_as_two_suites(saved, tmp_path, 
     assert {row.suite: row.value for row in rows_of(run)} == {"": 100.0, "b": 0.0}
     name = "pairs.validation.plain.1.8.6.head.greedy"
     assert sorted(lines_of(run)) == [f"{name}.b.jsonl", f"{name}.jsonl"]
+
+
+def test_answers_to_other_inputs_of_the_same_length_are_not_reused(saved, tmp_path, monkeypatch):
+    """A killed evaluation has no rows yet; predictions of older versions have no digest."""
+    shutil.copytree(saved["alibi"], run := epath.Path(tmp_path / "run"))
+    stub_answers(monkeypatch)
+    arguments = [parse(["evaluate", str(run), *TASK, "--lengths=8", *data]) for data in
+                 ([], ["--gin.TextToText.data_dir=/elsewhere"])]  # fmt: skip
+    ours, others = [Tasks(one).settings(run)[0] for one in arguments]
+    assert compute_cells(ours, 1)
+    with pytest.raises(UserError, match="line 1: the task has no example '0' with these"):
+        compute_cells(others, 1)
+    (run / "task_scores.csv").unlink()
+    with pytest.raises(UserError, match="line 1: the task has no example '0' with these"):
+        compute_cells(others, 1)
+    (file,) = (run / "predictions").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(line.pop("input_digest") for line in lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert compute_cells(ours, 1) and [row.value for row in rows_of(run)] == [100.0]
 
 
 def test_the_answers_of_a_suite_of_fire_lm_are_found_under_their_name_without_a_suite(saved):

@@ -20,7 +20,7 @@ from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.measures import RunModel
-from fire_lm.measures.answers import Answerer, generated, prompt
+from fire_lm.measures.answers import Answerer, generated, input_digest, prompt
 from fire_lm.measures.prediction_scores import prediction_scores, resampled
 from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
 from fire_lm.measures.ranking import ranked
@@ -121,15 +121,28 @@ def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
     file = epath.Path(tmp_path / "p.jsonl")
     lines = [prediction(number, "é\n").line() for number in range(2)]
     file.write_bytes(lines[0] + lines[1][:-9])
-    assert list(read_predictions(file, examples)) == ["q0"]
-    assert read_predictions(file, examples)["q0"] == prediction(0, "é\n")
+    assert list(read_predictions(file, examples, str)) == ["q0"]
+    assert read_predictions(file, examples, str)["q0"] == prediction(0, "é\n")
     file.write_bytes(lines[0][5:] + lines[1])
     with pytest.raises(RunFailed, match="line 1, is damaged"):
-        read_predictions(file, examples)
-    for changed in ({"answers": ("c",)}, {"id": "other"}, {"input_tokens": 11}):
-        file.write_bytes(prediction(0, **changed).line())
+        read_predictions(file, examples, str)
+    others = {"answers": ("c",), "id": "other", "input_tokens": 11, "input_digest": "other"}
+    for name, value in others.items():
+        file.write_bytes(prediction(0, **{name: value}).line())
         with pytest.raises(UserError, match=r"for other data\nmove .* and the rows of"):
-            read_predictions(file, examples)
+            read_predictions(file, examples, str)
+
+
+def test_the_digest_of_an_input_covers_what_the_model_reads():
+    """It does not depend on the other lengths, for which more of the input was kept."""
+    settings = TextEvaluation(DATA, (8,))
+    whole = input_digest(settings, example(0), 8)
+    assert whole == input_digest(settings, example(0, tokens=encode(DATA, "abcdefgh")), 8)
+    assert whole == input_digest(settings, example(0, choices=("a",)), 8)
+    assert whole != input_digest(settings, example(0, "abcdefxhij"), 8)
+    ranking = dataclasses.replace(settings, rank=True)
+    of_choices = {input_digest(ranking, example(0, choices=(c,)), 8) for c in "ab"}
+    assert len(of_choices) == 2
 
 
 def failing(targets, predictions):
