@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -302,6 +303,40 @@ def test_the_command(source, tmp_path, capsys):
         UserError, match="The directory contains mine:1.0.0: set .*--gin.TextData.tfds_name=NAME"
     ):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
+
+
+def test_what_a_killed_writer_left_is_removed_but_not_what_a_living_one_writes(tmp_path):
+    from fire_lm.data.corpora.tfds_writer import write_dataset
+
+    def data_set(examples):
+        write_dataset(tmp_path, "mine", "1.0.0", ("text",), {"train": examples}, files=1)
+
+    def unfinished() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "mine").glob("incomplete.*"))
+
+    def second():
+        assert len(unfinished()) == 2
+        yield "a", {"text": "a"}
+
+    def first():
+        living.extend(unfinished())
+        data_set(second)
+        assert unfinished() == living
+        raise OSError("full")
+
+    living = []
+    with pytest.raises(UserError, match="Cannot write mine"):
+        data_set(first)
+    assert len(living) == 1 and not unfinished()
+    shutil.rmtree(tmp_path / "mine" / "1.0.0")
+    (tmp_path / "mine" / living[0]).mkdir()
+    (tmp_path / "mine" / living[0] / "part").touch()
+    (tmp_path / "mine" / "incomplete.ABCDEF_2.0.0").mkdir()
+    data_set(lambda: [("a", {"text": "a"})])
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "1.0.0",
+        "incomplete.ABCDEF_2.0.0",
+    }
 
 
 @pytest.mark.ci

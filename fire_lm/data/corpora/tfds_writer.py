@@ -6,15 +6,16 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
 from fire_lm.errors import UserError, first_line
-from fire_lm.storage import literal
+from fire_lm.storage import in_bucket, literal, lock_file
 
 # A data set has at least _FILES files in each split, unless it has fewer documents, because the
 # order of the files, which depends on the seed, determines which text a short run reads, and
@@ -119,10 +120,45 @@ def write_dataset(
             try_download_gcs=False, num_shards=files, beam_options=beam_options
         )
         try:
+            stack.enter_context(_without_leftovers(builder.data_path))
             builder.download_and_prepare(download_dir=unused, download_config=settings)
         except (OSError, tf.errors.OpError) as error:
             reason = getattr(error, "strerror", None) or first_line(error)
             raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _without_leftovers(target: epath.Path) -> Iterator[None]:
+    """Remove what killed writers of the data set `target` left beside it, and write in the block.
+
+    TFDS writes to `incomplete.XXXXXX_VERSION` and renames this folder. Every writer shares a lock
+    of the folder above, so nothing is removed while another one is writing. In buckets, and on
+    file systems without locks, nothing is removed.
+    """
+    if in_bucket(target):
+        yield
+        return
+    folder = target.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with _opened(folder) as lock:
+        alone = lock_file(lock)
+        with _opened(folder) as other:
+            has_locks = not lock_file(other)
+        if alone and has_locks:
+            for path in folder.iterdir():
+                if path.name.startswith("incomplete.") and path.name.endswith(f"_{target.name}"):
+                    shutil.rmtree(path, ignore_errors=True)
+        lock_file(lock, wait=True, shared=True)
+        yield
+
+
+@contextlib.contextmanager
+def _opened(folder: epath.Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def number_of_files(size: int, counts: Iterable[int]) -> int:
