@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from etils import epath
@@ -10,6 +9,7 @@ from etils import epath
 from fire_lm.experiment import Experiment
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
+from fire_lm.reporting.series import at_step
 from fire_lm.results import PositionLoss, ScoredText, SweepRow, read_own, write_table
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
@@ -55,29 +55,26 @@ def as_results(
 ) -> Results:
     """Return the rows in the form that reports use.
 
-    Runs that differ only in their seed form an arm, and each step has separate arms.
+    Runs that differ only in their seed form an arm. If there are several steps, their losses are
+    separate series of the same runs, whose names contain the step.
     """
     arms = arm_names(experiments, differing(experiments))
-    runs = {run: experiment.train for run, experiment in experiments.items()}
-    several = len({row.step for row in rows}) > 1
-    facts: dict[str, RunFacts] = {}
+    steps: dict[str, set[int]] = {arm: set() for arm in arms.values()}
     for row in rows:
-        arm = arms[row.run]
-        facts[_run_at(row)] = RunFacts(
-            run=_run_at(row),
-            encoding=row.encoding,
-            arm=f"{arm}, step {row.step}" if several else arm,
-            seed=runs[row.run].seed,
-            train_length=runs[row.run].trained_length,
-            step=row.step,
-            train_steps=row.step,
+        steps[arms[row.run]].add(row.step)
+    several = len(set().union(*steps.values())) > 1
+    runs = [
+        RunFacts(
+            run=run,
+            encoding=experiment.label,
+            # The series of an arm with several steps have names with the step in any case.
+            arm=at_step(arm, max(steps[arm]), several and len(steps[arm]) == 1),
+            seed=experiment.train.seed,
+            train_length=experiment.train.trained_length,
+            step=max(steps[arm]),
+            train_steps=experiment.train.train_steps,
         )
-    return Results(
-        runs=list(facts.values()),
-        losses=[dataclasses.replace(row, run=_run_at(row)) for row in rows],
-        scored=[dataclasses.replace(line, run=_run_at(line)) for line in texts],
-    )
-
-
-def _run_at(row: SweepRow | ScoredText) -> str:
-    return f"{row.run}@{row.step}"
+        for run, experiment in experiments.items()
+        if steps[arm := arms[run]]
+    ]
+    return Results(runs=runs, losses=rows, scored=texts)

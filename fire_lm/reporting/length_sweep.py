@@ -31,6 +31,7 @@ from fire_lm.reporting.series import (
     NATS,
     Scale,
     Series,
+    at_step,
     length_heads,
     lengths_of,
     spread_of,
@@ -299,8 +300,15 @@ def write_figure(results: Results, path: epath.Path) -> None:
 
     Without any losses, an existing file is removed instead.
     """
-    panels = [loss_panel(family) for family in families(results, split=False)]
-    if panels:
-        path.write_bytes(charts.png(*figure.drawing(panels, loss_styles(results), columns=1)))
+    of_texts = families(results, split=False)
+    if of_texts:
+        lines = [line for family in of_texts for line in family.lines]
+        several = len({line.step for line in lines}) > 1
+        # Each step has its own colour, because a sweep may contain all steps of a run.
+        styles = figure.line_styles(
+            dataclasses.replace(line, arm=at_step(line.arm, line.step, several)) for line in lines
+        )
+        panels = [loss_panel(family) for family in of_texts]
+        path.write_bytes(charts.png(*figure.drawing(panels, styles, columns=1)))
     else:
         path.unlink(missing_ok=True)  # an existing figure would show rows of an earlier sweep

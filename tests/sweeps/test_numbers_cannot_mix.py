@@ -97,11 +97,12 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
     said = sweep_text(results)
     assert len({row.key for row in results.losses}) == len(results.losses)
     for one in results.losses:
-        name = one.run.partition("@")[0]
-        assert not one.tokens or sweeps.scorer(one) == is_of(sweeps.folder / name)
+        assert not one.tokens or sweeps.scorer(one) == is_of(sweeps.folder / one.run)
     for runs in results.arms().values():
-        assert len({is_of(sweeps.folder / run.run.partition("@")[0]) for run in runs}) == len(runs)
-    rows_of = {(row.run, row.variant, scored_in(row), row.length): row for row in results.losses}
+        assert len({is_of(sweeps.folder / run.run) for run in runs}) == len(runs)
+    rows_of = {
+        (row.run, row.step, row.variant, scored_in(row), row.length): row for row in results.losses
+    }
     for scored, lines in loss_lines(results).items():
         true: dict[str, set[bytes]] = {}
         for line in lines:
@@ -109,7 +110,7 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
             rows = [
                 row
                 for run, n in itertools.product(runs_of, line.points)
-                if (row := rows_of.get((run, line.variant, scored, n)))
+                if (row := rows_of.get((run, line.step, line.variant, scored, n)))
                 and results.texts.of(row) == line.text
             ]
             assert rows

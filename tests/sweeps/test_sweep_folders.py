@@ -14,6 +14,7 @@ from sample_sweeps import Sweeps, files_of, module, spellings
 from fire_lm import cli
 from fire_lm.errors import RunFailed
 from fire_lm.measures import SweepResult
+from fire_lm.reporting.differences import difference
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.results import SweepRow, merge_table, read_table, scored_text, write_table
 from fire_lm.results.tables import PositionLoss
@@ -29,6 +30,22 @@ def sweeps(tmp_path, monkeypatch) -> Sweeps:
     found = Sweeps(tmp_path / "runs", monkeypatch)
     assert found([f"{found.folder / 'fire'}@all"], *SHORT) == ""
     return found
+
+
+def test_steps_of_the_same_runs_are_not_compared_as_independent_runs(sweeps, capsys):
+    """They are paired by run; where only some of the runs are the same, there is no test."""
+    names = [str(sweeps.folder / name) for name in ("fire@all", "fire-1@all", "rope@2")]
+    assert sweeps(names, *SHORT, f"--output={sweeps.folder / 'all'}") == ""
+    names[1] = names[1].replace("@all", "@2")
+    assert sweeps(names, *SHORT, f"--output={sweeps.folder / 'some'}") == ""
+    every, some = (next(iter(loss_lines(results).values())) for results in sweeps.shown[-2:])
+    for lines in (every, some):
+        arms = {line.name: line.points[16] for line in lines}
+        assert list(arms) == ["fire, step 1", "fire, step 2", "rope, step 2"]
+        found = difference(arms["fire, step 1"], arms["fire, step 2"])
+        assert found.same_runs == (lines is some)
+        assert [count for _, count in found.seeds] == [2] * (lines is every)
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize("swept", [["fire", "rope"], ["rope"], ["rope", "fire-1"]])
