@@ -6,17 +6,19 @@ import argparse
 
 from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
-from fire_lm.reporting.gather import gather
+from fire_lm.reporting.gather import gather, no_results
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.report import VERDICT, check_is_reports, write_report
 from fire_lm.results.folder import Results, holds_results, read_results
-from fire_lm.storage import place, require_folder
+from fire_lm.storage import in_bucket, place, require_folder
 
 
 def run(arguments: argparse.Namespace) -> None:
     if len(arguments.runs) > 1 and not arguments.output:
         raise UserError("several runs need --output=DIR, the folder of their report")
     top = place(arguments.runs[0])
+    if not (arguments.output or in_bucket(top) or top.is_dir()):
+        raise no_results(arguments.runs[0])
     folder = place(arguments.output) if arguments.output else top / "report"
     require_folder(folder, "--output")
     check_is_reports(folder)

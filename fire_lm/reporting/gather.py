@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.models import layer_rows, parameter_shapes
 from fire_lm.reporting.arms import arm_names, differing, scored_models, series_of, size_in_words
@@ -75,15 +76,20 @@ def gather(
         elif holds_results(folder):
             parts.append((folder.name, read_results(folder)))
         else:
-            raise no_run(
-                name,
-                f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
-                "specify a run directory, a folder that contains runs, or the folder of a report",
-            )
+            raise no_results(name)
     parts, places = with_own_names(parts, list(dict.fromkeys(runs)))
     if places:
         parts.append(("these runs", of_runs(places, with_probes, before or Results())))
     return joined(named_apart(parts))
+
+
+def no_results(name: str) -> UserError:
+    """Return the error for a path from which no results can be gathered."""
+    return no_run(
+        name,
+        f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
+        "specify a run directory, a folder that contains runs, or the folder of a report",
+    )
 
 
 def _runs_inside(folder: epath.Path) -> list[epath.Path]:

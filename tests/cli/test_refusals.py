@@ -129,6 +129,9 @@ def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, 
     monkeypatch.setattr("fire_lm.cli.report.gather", lambda *_, **__: pytest.fail("runs are read"))
     assert "--output=file is not a folder" in refused(["report", "runs", "--output=file"], capsys)
     assert "cannot be created: " in refused(["report", "runs", "--output=file/below"], capsys)
+    for name in ("file", "file/below", "nowhere"):
+        told = refused(["report", name], capsys)
+        assert f"{name} is neither a run (no config.gin)" in told and "--output" not in told
 
 
 def test_a_bucket_without_a_name_is_refused(folder, capsys):
