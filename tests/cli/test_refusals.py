@@ -218,6 +218,7 @@ DAMAGE = {
 def test_a_damaged_configuration_of_a_run_is_named(tmp_path, monkeypatch, damage, capsys):
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path)
+    (tmp_path / "new").mkdir()
     file = tmp_path / "runs" / "fire" / "config.gin"
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     for command in (
