@@ -73,6 +73,14 @@ MAX_KINKS = (16, 32, 64)
 _MOST_LAYERS = 16
 
 
+# The settings that have no effect with another setting, by the name and the value of the latter.
+_WITHOUT_EFFECT = {
+    ("threshold", False): ("init_L", "learn_L"),
+    ("transform", "identity"): ("init_c",),
+    ("hidden_layers", 0): ("width",),
+}
+
+
 def _float32(value: float) -> float:
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(value))
@@ -95,10 +103,11 @@ class FIRE(PositionalEncoding):
       final_activation: Whether the activation is also applied to the output of f (Table 7).
       transform: The function psi: "log", or "identity", which has no c (Eq. 21).
       threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
+        Settings of what a form does not have (such as L here) are rejected.
       learn_L: Whether the threshold is learned; if not, it stays at `init_L`.
       init_c: The initial value of c in psi.
       init_L: The initial threshold L in tokens, or 'train_length'; None means a quarter of
-        `train_length`, the paper's ratio (512 at 2048).
+        `train_length`, the paper's ratio (512 at 2048), or no threshold.
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
@@ -134,6 +143,7 @@ class FIRE(PositionalEncoding):
     normalizer_limit: int | float | Literal["train_length"] | None = None
 
     def __post_init__(self) -> None:
+        self._check_effects()
         for name in ("init_L", "normalizer_limit"):
             if getattr(self, name) == "train_length":
                 object.__setattr__(self, name, self.train_length)
@@ -159,12 +169,22 @@ class FIRE(PositionalEncoding):
             raise UserError(
                 "FIRE.init_gamma needs FIRE.threshold = True: the gain is relative to psi(L)"
             )
-        if self.init_L is None:
+        if self.init_L is None and self.threshold:
             init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
             object.__setattr__(self, "init_L", init_L)
         self._check_limit()
         if self.init_as is not None:
             self._prepare_warm_start()
+
+    def _check_effects(self) -> None:
+        for (name, value), settings in _WITHOUT_EFFECT.items():
+            for setting in settings if getattr(self, name) == value else ():
+                default = getattr(type(self), setting)
+                if (given := getattr(self, setting)) != default:
+                    raise UserError(
+                        f"FIRE.{setting} is {given}: it has no effect with FIRE.{name} = "
+                        f"{value!r}, so leave it at {default}"
+                    )
 
     def _check_limit(self) -> None:
         limit = self.normalizer_limit
@@ -184,7 +204,7 @@ class FIRE(PositionalEncoding):
     @property
     def initial_L(self) -> float:
         """The initial threshold L in tokens, whatever `init_L` was given as."""
-        assert isinstance(self.init_L, int | float)  # by __post_init__
+        assert isinstance(self.init_L, int | float)  # by __post_init__, with a threshold
         return self.init_L
 
     @property

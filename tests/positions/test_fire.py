@@ -1,5 +1,7 @@
 """FIRE against Eq. 4 and Appendix E of the paper, written again in numpy (fire_reference.py)."""
 
+import ast
+import dataclasses
 import math
 from typing import Any
 
@@ -217,6 +219,23 @@ def itself(num_heads: int, head_dim: int, train_length: int, hidden_size: int) -
 def test_settings_without_a_value_are_refused(setting, value):
     with pytest.raises(UserError, match=f"FIRE.{setting} is {value}"):
         variant(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    "form, setting, value",
+    [("threshold=False", "init_L", 20.0), ("threshold=False", "init_L", "train_length"),
+     ("threshold=False", "learn_L", False), ("transform='identity'", "init_c", 1.0),
+     ("hidden_layers=0", "width", 16)],
+)  # fmt: skip
+def test_settings_without_effect_are_refused(form, setting, value):
+    name, _, given = form.partition("=")
+    other = {name: ast.literal_eval(given)}
+    with pytest.raises(
+        UserError, match=f"FIRE.{setting} is {value}: it has no effect with FIRE.{name} = {given}"
+    ):
+        variant(**other, **{setting: value})
+    usual = variant(**other)
+    assert dataclasses.replace(usual) == usual, "a copy does not set what the original did not"
 
 
 @pytest.mark.ci
