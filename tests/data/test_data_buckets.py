@@ -1,6 +1,7 @@
 """Text, vocabularies and blocks in a bucket; what a bucket refuses is reported in a line or two."""
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from test_text_corpus import json_lines, texts, zstandard
 from test_text_files import parquet_file
 
 from fire_lm.cli import main
-from fire_lm.data import Blocks, TextData, train_iterator, vocabularies
+from fire_lm.data import Blocks, Pairs, TextData, train_iterator, vocabularies
 from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.corpora.text_files import read_documents
 from fire_lm.data.on_the_fly.metadata import data_sets
+from fire_lm.data.pairs import file_sha256, read_pairs, splits_of
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -133,3 +135,32 @@ def test_what_may_not_be_read_is_told_in_two_lines(
     told = "\n".join(one for one in lines if "google_auth_provider" not in one).strip()
     assert code in (1, 2) and told.count("\n") <= 1 and len(told) < 400, told
     assert "loopback does not have" in told and bucket.name in told
+
+
+def test_pairs_are_read_from_a_bucket_and_not_from_another_store(bucket: Bucket):
+    content = b"".join(b'{"inputs": "%d", "targets": "b"}\n' % number for number in range(100))
+    bucket.put("faq.jsonl", content)
+    file = bucket.url("faq.jsonl")
+    assert file_sha256(file) == hashlib.sha256(content).hexdigest()
+    assert sum(map(len, splits_of(Pairs(file=file, target_length=4)).values())) == 100
+    with pytest.raises(UserError, match=f"there is no file {file}x: give a file with a line"):
+        read_pairs(f"{file}x")
+    bucket.faults = [Denied(prefix="")]
+    with pytest.raises(RunFailed, match="loopback does not have"):
+        read_pairs(file)
+    for scheme in ("s3", "az", "hf", "memory", "file"):
+        with pytest.raises(UserError, match=f"{scheme}://b/x is neither a local path nor a gs://"):
+            read_pairs(f"{scheme}://b/x")
+
+
+@pytest.mark.parametrize("to", ["writes", "both"])
+def test_a_vocabulary_that_may_not_be_written_is_told(bucket: Bucket, data_dir, to, capfd):
+    bucket.faults = [Denied(prefix="", to=to)]
+    output = bucket.url("mine.model")
+    flags = [f"--data_dir={data_dir}", "--size=300", "--megabytes=1"]
+    assert main(["corpus", "vocab", *flags, f"--output={output}"]) in (1, 2)
+    lines = capfd.readouterr().err.splitlines()
+    told = "\n".join(one for one in lines if "google_auth_provider" not in one).strip()
+    assert told.count("\n") <= 1 and len(told) < 400 and "Traceback" not in told
+    assert "loopback does not have" in told and output in told
+    assert "mine.model" not in bucket.objects

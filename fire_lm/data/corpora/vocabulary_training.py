@@ -18,7 +18,7 @@ from fire_lm.data.corpora.text_files import OnBytes
 from fire_lm.data.on_the_fly import metadata, tasks
 from fire_lm.data.quiet_tensorflow import without_their_warnings
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import Denied, make_folder, place, replace_bytes, require_folder
+from fire_lm.storage import Denied, make_folder, place, present, replace_bytes, require_folder
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextData
@@ -73,7 +73,7 @@ def train_vocabulary(
     import sentencepiece
 
     target = place(output)
-    if target.exists():
+    if present(target):
         raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
     require_folder(target.parent, "the folder of --output")
