@@ -22,6 +22,7 @@ __all__ = ["data_dir"]  # fixtures
         ({"data_dir": "/nonexistent/dir"}, {}, r"/nonexistent/dir(.|\n)*fire-lm corpus"),
         ({"tfds_name": "c4/en:9.9.9"}, {}, r"No data set c4/en:9.9.9"),
         ({"tfds_name": "no_such_set"}, {}, r"No data set no_such_set"),
+        ({"tfds_name": "c4/en"}, {}, r"contains c4/en:3.1.0: set(.|\n)*the name has no version"),
         (
             {"data_dir": "/nonexistent/dir", "tfds_name": "toy:1.0.0"},
             {},

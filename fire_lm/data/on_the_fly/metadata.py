@@ -81,6 +81,8 @@ def dataset_info(data: DataSet) -> tfds.core.DatasetInfo:
         raise _no_data_set(data, reason(error)) from error
     if not info.splits or info.features is None:
         raise _no_data_set(data)
+    if ":" not in data.tfds_name:  # seqio reads only a version that is named
+        raise _no_data_set(data, "the name has no version")
     return info
 
 
