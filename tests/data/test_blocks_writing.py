@@ -316,6 +316,7 @@ def test_the_command(data_dir, tmp_path, capsys):
         (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
         (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "add --runner"),
         (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),
+        (["blocks", "--data_dir=x", "--output=memory://y"], "local path nor a gs:// or s3:// path"),
         (
             ["blocks", "--data_dir=nowhere", "--output=y", "--vocabulary=gone"],
             "No data set|not fou",

@@ -81,7 +81,7 @@ def write_blocks(
 
     Args:
       data: The text and its vocabulary; the construction is ignored.
-      output: The directory of the set of blocks, which may be local or in a bucket.
+      output: The directory of the set of blocks, which may be local or in a bucket (gs://, s3://).
       splits: The splits of the data set to write; by default, all splits.
       parts: The number of parts in each split, at most one per source file. The default is one
         part per gigabyte of text.
@@ -98,6 +98,8 @@ def write_blocks(
             f"Blocks contain a single data set, not a mixture ({data.title})\n"
             "Write blocks for each data set separately, without TextData.mixture"
         )
+    if "://" in output and not output.startswith(("gs://", "s3://")):  # memory:// would be lost
+        raise UserError(f"{output} is neither a local path nor a gs:// or s3:// path")
     info = metadata.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
