@@ -135,7 +135,9 @@ class Comparison:
                 "two seeds may differ by",
             ]
             runs = [sample.runs for at in alone for sample in self.samples[at].values()]
-            method = _single(list(alone.values()), max(runs), self.scale)
+            pairs = [one for at in alone for one in self.families[at].differences.values()]
+            shared = any(one.same_runs for one in pairs)
+            method = _single(list(alone.values()), max(runs), shared, self.scale)
             verdicts.append(Verdict(method, _table(f"{title}." * bool(title), header, single)))
         return verdicts
 
@@ -232,12 +234,16 @@ def _leader(found: Comparisons) -> tuple[str, str, str, str]:
     return best, close, clear, ", ".join(untested)
 
 
-def _single(known: Sequence[tuple[float | None, float]], most_runs: int, scale: Scale) -> str:
+def _single(
+    known: Sequence[tuple[float | None, float]], most_runs: int, shared: bool, scale: Scale
+) -> str:
     """Say that nothing is established by single runs, and by how much seeds usually differ.
 
-    `known` has what `chance` returns for each place, and `most_runs` is the largest number of runs.
+    `known` has what `chance` returns for each place, `most_runs` is the largest number of runs, and
+    `shared` says whether two arms share some of their runs.
     """
-    has = "Each arm has one run" if most_runs == 1 else "No two arms have several seeds"
+    several = "No two arms have several seeds" + " and no run in common" * shared
+    has = "Each arm has one run" if most_runs == 1 else several
     told = f"{has} (an arm is {_ARM}): no order is established, because other seeds may reverse it."
     usual = [(spread, most) for spread, most in known if spread]
     if not usual:

@@ -133,6 +133,9 @@ def test_a_change_that_was_scored_on_some_seeds_is_no_single_run():
     (found,) = loss_verdicts(results)
     assert found.table.header[-1] == "no test: a single run or runs in common"
     assert {row[-1] for row in found.table.rows} == {"fire"}
+    of_fire = [row for row in rows if row.encoding == "fire"]
+    (found,) = loss_verdicts(dataclasses.replace(results, losses=of_fire))
+    assert found.method.startswith("No two arms have several seeds and no run in common (an arm")
 
 
 def test_against_an_arms_own_seed_there_is_no_difference():
