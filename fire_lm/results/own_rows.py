@@ -66,7 +66,8 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         problem = (
             f"ignoring rows of {', '.join(sorted(set(others)))} in "
             f"{workdir / 'length_sweep.csv'}, because the encoding of this run is {encoding}\n"
-            "they belong to other runs: delete them from the file"
+            f"delete them if they belong to other runs; if {run} had this name before, replace it "
+            f"there and in {FILE}"
         )
     return OwnRows(
         losses=_once(own(losses), run),

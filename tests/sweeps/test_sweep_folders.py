@@ -167,6 +167,23 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
     capsys.readouterr()
 
 
+def test_rows_under_an_earlier_name_of_the_encoding_return_when_renamed_as_told(sweeps, capsys):
+    """A run that was named by the wrong file has another name after it is resumed."""
+    fire = sweeps.folder / "fire"
+    before = sweeps.report().losses
+    for name in ("length_sweep.csv", "scored_text.csv"):
+        text = (fire / name).read_text()
+        (fire / name).write_text(text.replace("fire,fire,", "fire,nope,"))
+    assert not [row for row in sweeps.report().losses if row.run == "fire"]
+    told = capsys.readouterr().out
+    assert "if fire had this name before, replace it there and in scored_text.csv" in told
+    for name in ("length_sweep.csv", "scored_text.csv"):
+        text = (fire / name).read_text()
+        (fire / name).write_text(text.replace("fire,nope,", "fire,fire,"))
+    assert sweeps.report().losses == before
+    capsys.readouterr()
+
+
 def test_losses_by_position_are_of_the_rows_beside_them(sweeps, capsys):
     """The folder first has the rows of a run with such losses, then of a run without any."""
     one = sweeps.folder / "one"
