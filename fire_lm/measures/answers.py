@@ -34,9 +34,10 @@ def prompt(data: Any, example: Example, length: int) -> np.ndarray:
 
 def input_digest(settings: TextEvaluation, example: Example, length: int) -> str:
     """Return a digest of the model's input for an example, and of the answers that it ranks."""
-    ids = prompt(settings.data, example, length).tolist()
-    choices = list(settings.choices or example.choices) if settings.rank else []
-    return hashlib.sha256(repr((ids, choices)).encode(errors="replace")).hexdigest()[:16]
+    read = hashlib.sha256(prompt(settings.data, example, length).astype("<i4").tobytes())
+    if settings.rank:
+        read.update(repr(list(settings.choices or example.choices)).encode(errors="replace"))
+    return read.hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ def read_predictions(
         if (
             example is None
             or recorded != (example.answers, example.input_length)
-            or prediction.input_digest not in ("", input_digest(example))
+            or (prediction.input_digest and prediction.input_digest != input_digest(example))
         ):
             raise UserError(
                 f"{path}, line {number}: the task has no example {name!r} with these answers and "

@@ -60,7 +60,7 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
 
     lines: dict[Scored, list[Series]] = {}
     for scored, own in grouped((row for row in rows if row.tokens), scored_in).items():
-        series = sorted(series_by_arm(own, facts, points, texts.of), key=_rank)
+        series = sorted(series_by_arm(own, facts, points, texts.of, shown=rows), key=_rank)
         lines[scored] = []
         for one in series:
             empty = {row.length for row in gaps.get((scored, one.arm, one.variant), ())}

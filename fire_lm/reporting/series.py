@@ -138,27 +138,32 @@ def series_by_arm(
     facts: Mapping[str, RunFacts],
     points: Callable[[list[_T]], Mapping[Any, Sample]],
     text: Callable[[_T], str] = lambda row: UNKNOWN,
+    shown: Iterable[_T] = (),
 ) -> list[Series]:
     """Return a series for each arm, variant, text and step of rows of checkpoints.
 
-    Series are named by their arm and variant and, if these have several of them, by their text and
-    step. They are in the order of their first rows; those without points are left out. `facts` has
+    Series are named by their arm and variant, by their text if there are several texts, and by
+    their step if the arm has several steps, in `rows` or in `shown`, which are shown on the same
+    page. They are in the order of their first rows; those without points are left out. `facts` has
     the runs by name, `points` returns the points of a series, and `text` the hash of a row's text.
     """
 
     def key(row: Any) -> tuple[str, str, str, int]:
         return facts[row.run].arm, row.variant, text(row), row.step
 
+    rows = list(rows)
     groups = grouped(rows, key)
+    steps: dict[str, set[int]] = {}
+    for arm, _, _, step in [key(row) for row in (*rows, *shown)]:
+        steps.setdefault(arm, set()).add(step)
     texts = {of_text for _, _, of_text, _ in groups}
     series = []
     for (arm, variant, of_text, step), own in groups.items():
         if at := points(own):
             name = line_name(arm, variant) + f" ({text_name(of_text)})" * (len(texts) > 1)
-            steps = {other[3] for other in groups if other[:2] == (arm, variant)}
             first: Any = own[0]
             run = facts[first.run]
-            named = at_step(name, step, len(steps) > 1), at, arm, variant, run.train_length
+            named = at_step(name, step, len(steps[arm]) > 1), at, arm, variant, run.train_length
             series.append(Series(*named, encoding=run.encoding, text=of_text, step=step))
     return series
 

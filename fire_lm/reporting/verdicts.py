@@ -202,8 +202,9 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     known = all(one.text_error is not None for one in shown)
     alone = f"seeds alone (the error over {scale.over} is unknown)"
     over = f"seeds and {scale.over}" if known else alone
+    by_run = ", lines of the same runs in pairs," * any(len(one.seeds) == 1 for one in shown)
     return (
-        f"An arm is {_ARM}. Arms are told apart by Welch's t test over {over} at 5 %"
+        f"An arm is {_ARM}. Arms are told apart by Welch's t test{by_run} over {over} at 5 %"
         + ", corrected for all pairs of a row by Holm's method" * several
         + ("; * would be told apart if no other pair were compared" * several)
         + ". In parentheses: the seeds per arm, these included, with which a true difference of "

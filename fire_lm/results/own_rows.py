@@ -66,8 +66,9 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         problem = (
             f"ignoring rows of {', '.join(sorted(set(others)))} in "
             f"{workdir / 'length_sweep.csv'}, because the encoding of this run is {encoding}\n"
-            f"delete them if they belong to other runs; if {run} had this name before, replace it "
-            f"there and in {FILE}"
+            "delete them if they belong to other runs; if the encoding of this run had that name "
+            "before, replace the name in the column `encoding` of the folder's .csv files before "
+            "you sweep again"
         )
     return OwnRows(
         losses=_once(own(losses), run),

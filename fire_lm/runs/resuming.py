@@ -212,7 +212,8 @@ class Start:
         ]
         text = f"model compared with {source.workdir}: {'; '.join(changed) or 'unchanged'}"
         if self.experiment is not self.stated:
-            values = [f"{name} {value}" for name, value in models.lengths(model).items()]
+            lengths = models.lengths(model).items()
+            values = [f"{name} {value}" for name, value in lengths if value is not None]
             text += f"; kept from that run: {', '.join(values)}"
         if self._reads_text_of(source):
             text += (

@@ -6,13 +6,12 @@ import fcntl
 from typing import IO, Any
 
 
-def lock_file(file: IO[Any] | int, *, wait: bool = False, shared: bool = False) -> bool:
-    """Lock an open file or folder until it is closed, in this process and in those that inherit it.
+def lock_file(file: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
+    """Lock an open file until it is closed, in this process and in those that inherit it.
 
     Where locks are not supported, as on some shared file systems, the file counts as locked.
 
     Args:
-      file: The file, or a file descriptor, as of a folder.
       wait: Whether to wait while another process holds the lock.
       shared: Whether others may hold such a lock too; it only keeps out one that is not shared.
 

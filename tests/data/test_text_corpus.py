@@ -3,7 +3,7 @@
 import gzip
 import json
 import os
-import shutil
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -305,38 +305,21 @@ def test_the_command(source, tmp_path, capsys):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
 
 
-def test_what_a_killed_writer_left_is_removed_but_not_what_a_living_one_writes(tmp_path):
+def test_what_a_killed_writer_left_a_day_ago_is_removed(tmp_path):
     from fire_lm.data.corpora.tfds_writer import write_dataset
 
-    def data_set(examples):
-        write_dataset(tmp_path, "mine", "1.0.0", ("text",), {"train": examples}, files=1)
-
-    def unfinished() -> list[str]:
-        return sorted(path.name for path in (tmp_path / "mine").glob("incomplete.*"))
-
-    def second():
-        assert len(unfinished()) == 2
-        yield "a", {"text": "a"}
-
-    def first():
-        living.extend(unfinished())
-        data_set(second)
-        assert unfinished() == living
-        raise OSError("full")
-
-    living = []
-    with pytest.raises(UserError, match="Cannot write mine"):
-        data_set(first)
-    assert len(living) == 1 and not unfinished()
-    shutil.rmtree(tmp_path / "mine" / "1.0.0")
-    (tmp_path / "mine" / living[0]).mkdir()
-    (tmp_path / "mine" / living[0] / "part").touch()
-    (tmp_path / "mine" / "incomplete.ABCDEF_2.0.0").mkdir()
-    data_set(lambda: [("a", {"text": "a"})])
-    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
-        "1.0.0",
-        "incomplete.ABCDEF_2.0.0",
-    }
+    folder = tmp_path / "mine"
+    for name, hours in (("A_1.0.0", 25), ("B_1.0.0", 23), ("C_2.0.0", 25)):
+        left = folder / f"incomplete.{name}"
+        left.mkdir(parents=True)
+        (left / "part").touch()
+        for path in (left / "part", left):
+            os.utime(path, (0, time.time() - 3600 * hours))
+    os.utime(folder / "incomplete.B_1.0.0", (0, 0))  # its file was written to later
+    examples = {"train": lambda: [("a", {"text": "a"})]}
+    write_dataset(tmp_path, "mine", "1.0.0", ("text",), examples, files=1)
+    kept = {"1.0.0", "incomplete.B_1.0.0", "incomplete.C_2.0.0"}
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.ci

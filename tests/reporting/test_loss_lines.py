@@ -31,6 +31,17 @@ def test_seeds_without_a_common_step_are_never_averaged():
     assert "fire, step 500" in picture.alt and "fire, step 500" in picture.image.svg
 
 
+def test_the_step_is_named_wherever_an_arm_of_the_page_has_several():
+    rows = [row for row in sample_results().losses if row.encoding == "fire"]
+    early = [dataclasses.replace(row, step=500) for row in rows]
+    yarn = [dataclasses.replace(row, variant="yarn") for row in rows]
+    other = [dataclasses.replace(row, split="test") for row in rows]
+    every = with_losses(sample_results(), [*rows, *early, *yarn, *other])
+    names = [[line.name for line in lines] for lines in loss_lines(every).values()]
+    steps = ["fire, step 1000", "fire, step 500", "fire (yarn), step 1000"]
+    assert names == [steps, ["fire, step 1000"]]
+
+
 def test_lines_are_means_over_seeds_with_their_spread():
     (lines,) = loss_lines(sample_results()).values()
     assert [line.name for line in lines] == ["fire", "alibi", "rope"], "best at the longest first"

@@ -175,8 +175,10 @@ def test_rows_under_an_earlier_name_of_the_encoding_return_when_renamed_as_told(
         text = (fire / name).read_text()
         (fire / name).write_text(text.replace("fire,fire,", "fire,nope,"))
     assert not [row for row in sweeps.report().losses if row.run == "fire"]
-    told = capsys.readouterr().out
-    assert "if fire had this name before, replace it there and in scored_text.csv" in told
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "if the encoding of this run had that name before, replace the name in the column" in told
+    )
     for name in ("length_sweep.csv", "scored_text.csv"):
         text = (fire / name).read_text()
         (fire / name).write_text(text.replace("fire,nope,", "fire,fire,"))

@@ -8,20 +8,22 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
 from fire_lm.errors import UserError, first_line
-from fire_lm.storage import in_bucket, literal, lock_file
+from fire_lm.storage import in_bucket, literal
 
 # A data set has at least _FILES files in each split, unless it has fewer documents, because the
 # order of the files, which depends on the seed, determines which text a short run reads, and
 # because each process reads its own files. Larger data sets have files of about _FILE_BYTES, but
 # never more files than C4.
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
+_ABANDONED_AFTER = 24 * 3600  # seconds without a change
 
 # A key that is unique within the split, and a text or a list of texts for each field.
 Example = tuple[str, Mapping[str, Any]]
@@ -120,45 +122,25 @@ def write_dataset(
             try_download_gcs=False, num_shards=files, beam_options=beam_options
         )
         try:
-            stack.enter_context(_without_leftovers(builder.data_path))
+            _remove_leftovers(builder.data_path)
             builder.download_and_prepare(download_dir=unused, download_config=settings)
         except (OSError, tf.errors.OpError) as error:
             reason = getattr(error, "strerror", None) or first_line(error)
             raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
 
 
-@contextlib.contextmanager
-def _without_leftovers(target: epath.Path) -> Iterator[None]:
-    """Remove what killed writers of the data set `target` left beside it, and write in the block.
+def _remove_leftovers(target: epath.Path) -> None:
+    """Remove what killed writers of the data set `target` left beside it a day or more ago.
 
-    TFDS writes to `incomplete.XXXXXX_VERSION` and renames this folder. Every writer shares a lock
-    of the folder above, so nothing is removed while another one is writing. In buckets, and on
-    file systems without locks, nothing is removed.
+    TFDS writes to `incomplete.XXXXXX_VERSION` and renames this folder. A writer on another host
+    may be alive, so what has changed since then stays. In buckets, nothing is removed.
     """
-    if in_bucket(target):
-        yield
+    if in_bucket(target) or not target.parent.is_dir():
         return
-    folder = target.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with _opened(folder) as lock:
-        alone = lock_file(lock)
-        with _opened(folder) as other:
-            has_locks = not lock_file(other)
-        if alone and has_locks:
-            for path in folder.iterdir():
-                if path.name.startswith("incomplete.") and path.name.endswith(f"_{target.name}"):
-                    shutil.rmtree(path, ignore_errors=True)
-        lock_file(lock, wait=True, shared=True)
-        yield
-
-
-@contextlib.contextmanager
-def _opened(folder: epath.Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    for path in target.parent.glob(f"incomplete.*_{target.name}"):
+        times = [place.stat().mtime for place in (path, *path.glob("*"))]
+        if time.time() - max(times) > _ABANDONED_AFTER:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def number_of_files(size: int, counts: Iterable[int]) -> int:

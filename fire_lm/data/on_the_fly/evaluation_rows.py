@@ -44,6 +44,7 @@ def _read(
             dict.fromkeys(task.output_features),
             split=split,
             shuffle=False,
+            seed=0,  # some preprocessors draw: every process must read the same inputs
             num_epochs=1,
             trim_output_features=False,
             try_in_mem_cache=False,
