@@ -186,6 +186,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "masked.md": {
         "masked": lambda: masked_tables.by_length("rope"),
         "masked, fire": lambda: masked_tables.by_length("fire"),
+        "masked, every encoding": masked_tables.every_encoding,
     },
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {

@@ -50,11 +50,11 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(500, 128, 1e-3),
-    Setting(500, 128, 3e-3),
+    Setting(2000, 32, 1e-3),
+    Setting(2000, 32, 3e-3),
+    Setting(2000, 32, 3e-4),
+    Setting(8000, 32, 1e-3),
     Setting(2000, 128, 1e-3),
-    Setting(2000, 128, 3e-3),
-    Setting(2000, 128, 3e-4),
     Setting(8000, 128, 1e-3),
 )
 

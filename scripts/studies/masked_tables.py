@@ -30,6 +30,7 @@ _POSITIONS = {
 Way = tuple[str, bool]  # the positions in words, and whether there is log n
 Arm = tuple[str, Way]  # the encoding, and its positions and log n
 PLAIN = (_POSITIONS[""], False)
+WAYS = [(positions, log_n) for positions in _POSITIONS.values() for log_n in (False, True)]
 
 
 @functools.cache
@@ -59,9 +60,11 @@ def _sample(rows: list[MaskedAccuracyRow]) -> Sample:
 
 
 def arms_of(encoding: str) -> dict[Way, Mapping[int, Sample]]:
-    """Return the accuracies of an encoding by positions and log n, in the order of the tables."""
-    ways = [(positions, log_n) for positions in _POSITIONS.values() for log_n in (False, True)]
-    return {way: accuracies()[encoding, way] for way in ways}
+    """Return the accuracies of the arms that an encoding has, in the order of the tables.
+
+    T5 cannot encode positions between integers, so it has no equal-mean positions.
+    """
+    return {way: accuracies()[encoding, way] for way in WAYS if (encoding, way) in accuracies()}
 
 
 def by_length(encoding: str) -> str:
@@ -79,6 +82,18 @@ def by_length(encoding: str) -> str:
     return Table("", ["positions", "", *map(str, lengths)], rows, frozenset(best)).markdown()
 
 
+def every_encoding() -> str:
+    """Return the mean accuracies of all encodings at 64 and, for each way, at 1,024 tokens."""
+    header = ["encoding", "64", *("log n" if log_n else positions for positions, log_n in WAYS)]
+    rows, best = [], set()
+    for number, encoding in enumerate(dict.fromkeys(encoding for encoding, _ in accuracies())):
+        means = {way: points[1024].mean for way, points in arms_of(encoding).items()}
+        best.add((number, 2 + WAYS.index(max(means, key=means.__getitem__))))
+        cells = [f"{means[way]:.1f}" if way in means else "" for way in WAYS]
+        rows.append([encoding, f"{accuracies()[encoding, PLAIN][64].mean:.1f}", *cells])
+    return Table("", header, rows, frozenset(best)).markdown()
+
+
 def _cell(point: Sample) -> str:
     return cell(point, {point.runs}, digits=1)
 
@@ -90,18 +105,22 @@ def change(arm: Arm, other: Arm, length: int) -> Difference:
 
 _BETA = _POSITIONS["-resampling-beta"]
 _DRAWN = (PLAIN, (PLAIN[0], True), (_BETA, False), (_BETA, True))
-_NAMES = {"rope": "RoPE", "fire": "FIRE"}
+_NAMES = {"rope": "RoPE", "fire": "FIRE", "kerple-log": "KERPLE"}
 
 
 def picture() -> Picture:
-    """Return a figure with a panel for each encoding that has three seeds."""
+    """Return a figure with a panel for each of three encodings, of the arms with three seeds."""
     x, y = "tokens that the model reads", "hidden tokens found (%)"
     axis = figure.Axis(x, y, lengths=True, limits=(15, 60))
     names = {key: f"{key[0]}{', log n' * key[1]}" for key in _DRAWN}
     panels = [
         figure.Panel(
             name,
-            [Series(names[key], arms_of(encoding)[key], arm=names[key]) for key in _DRAWN],
+            [
+                Series(names[key], points, arm=names[key])
+                for key, points in arms_of(encoding).items()
+                if key in _DRAWN and points[1024].runs > 1
+            ],
             axis,
             trained=[64],
         )

@@ -330,6 +330,43 @@ def test_masked_fire_beyond_its_length():
     assert clearly_different(random, plain) == list(LENGTHS)
 
 
+def test_masked_kerple_and_alibi_beyond_their_length():
+    words, plain = page("masked.md"), masked_arm("kerple-log")
+    rope, alibi = masked_arm("rope"), masked_arm("alibi")
+    points = masked_tables.accuracies()[plain]
+    means = f"{points[64].mean:.1f} % at 64 and {points[1024].mean:.1f} % at 1,024"
+    assert f"it finds {means} tokens" in words
+    best = {}
+    for name in ("fire", "rope"):
+        found = {way: own[1024].mean for way, own in masked_tables.arms_of(name).items()}
+        best[name] = name, max(found, key=found.__getitem__)
+    assert f"{more_found(plain, best['fire'], 1024)} more than the best of FIRE" in words
+    assert f"{more_found(plain, best['rope'], 1024)} more than the best of RoPE" in words
+    assert f"for {more_found(rope, plain, 64)} fewer than RoPE at the training length" in words
+    log_n = more_found(plain, masked_arm("kerple-log", log_n=True), 1024)
+    assert f"Log n costs it {log_n} at 1,024" in words
+    assert f"finds {more_found(plain, alibi, 64)} fewer than KERPLE at 64" in words
+    ends = masked_tables.accuracies()[alibi]
+    assert ends[1024].mean > ends[64].mean
+
+
+def test_masked_log_n_by_encoding():
+    found = masked_tables.accuracies()
+    arms = {name: masked_tables.arms_of(name) for name in {name for name, _ in found}}
+    best = {name: max(own, key=lambda way: own[way][1024].mean) for name, own in arms.items()}
+    both = {(EXPONENTIAL, True), (BETA, True)}
+    assert {name for name, way in best.items() if way in both} == {"rope", "sinusoidal"}
+    for name in ("alibi", "kerple-log", "fire", "fire-g"):
+        for positions in (masked_tables.PLAIN[0], EXPONENTIAL, BETA):
+            without, with_log_n = (arms[name][positions, log_n] for log_n in (False, True))
+            assert with_log_n[1024].mean < without[1024].mean
+    at_64 = sorted((own[masked_tables.PLAIN][64].mean, name) for name, own in arms.items())
+    assert [name for _, name in at_64[-2:]] == ["t5", "rope"]
+    most = max(points[1024].mean for points in arms["t5"].values())
+    words = f"find {at_64[-2][0]:.1f} % at 64, second to RoPE, and at most {most:.1f} % at 1,024"
+    assert words in page("masked.md")
+
+
 def test_the_goals_of_speed():
     folder, words = EVIDENCE / "speed", page("performance.md")
     reports = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
