@@ -14,7 +14,8 @@ from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 import fire_lm.data
 from fire_lm.data import TextData, TrainIterator
 from fire_lm.data.corpora import c4_writer
-from fire_lm.data.on_the_fly import pipeline
+from fire_lm.data.on_the_fly import pipeline, tasks
+from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 from fire_lm.storage import objects, read_ends
@@ -31,6 +32,28 @@ def test_what_was_skipped_before_the_first_batch_survives_a_resume(data_dir):
     resumed.set_state(first.get_state())
     next(resumed), next(first)
     assert resumed.skipped == first.skipped >= len(BAD)
+
+
+def test_no_thread_tunes_a_pipeline(data_dir):
+    """Whoever deletes an iterator waits for this thread, which sleeps for up to a minute."""
+    data = TextData(data_dir)
+    train = data.reader.groups(data, length=16, split="train", seed=3)
+    for read in (train, tasks.documents(data, split="validation")):
+        assert read.options().autotune.enabled is False
+
+
+def test_the_position_of_a_tuned_pipeline_of_earlier_versions_continues(data_dir):
+    data = TextData(data_dir, construction="packed", shuffle_buffer=30)
+    first, resumed, untuned = (
+        fire_lm.data.train_iterator(data, length=16, batch_size=5, seed=3) for _ in range(3)
+    )
+    first._reader = first._open_reader(tuned=True)
+    taken(first, 20)
+    with pytest.raises(tf.errors.NotFoundError):
+        untuned._read_position(first._save_reader())
+    resumed.set_state(first.get_state())
+    for a, b in zip(taken(first, 40), taken(resumed, 40), strict=True):
+        np.testing.assert_array_equal(a["targets"], b["targets"])
 
 
 QUICK = [("concat", "drawn"), ("packed", "drawn")]  # "late" follows several epochs and blocks
@@ -214,8 +237,6 @@ def test_a_position_is_tied_to_what_made_the_tokens(
 ):
     """It is tied to the content of the vocabulary, not its path, and to the preprocessing."""
     from sentencepiece import sentencepiece_model_pb2
-
-    from fire_lm.data.on_the_fly import pipeline
 
     content = pathlib.Path(sentencepiece_model).read_bytes()
     model = sentencepiece_model_pb2.ModelProto.FromString(content)

@@ -25,7 +25,7 @@ import numpy as np
 from fire_lm.data import vocabularies
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
-from fire_lm.data.on_the_fly import content, preprocessors
+from fire_lm.data.on_the_fly import content, preprocessors, tasks
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
 from fire_lm.data.on_the_fly.source import nothing_to_read, reading
@@ -162,11 +162,11 @@ class SeqioIterator(TrainIterator):
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 
-    def _open_reader(self):
+    def _open_reader(self, tuned: bool = False):
         groups = self._data.reader.groups(
             self._data, length=self._length, split="train", seed=self._seed, shard=self._shard
         )
-        return iter(groups)
+        return iter(tasks.tuned(groups) if tuned else groups)
 
     def _begin(self) -> None:
         if not self._began:
@@ -228,6 +228,13 @@ class SeqioIterator(TrainIterator):
         self._reader = self._open_reader()
         if not files:  # the position is the beginning of the data
             return
+        try:
+            self._read_position(files)
+        except tf.errors.NotFoundError:  # an earlier version saved it
+            self._reader = self._open_reader(tuned=True)
+            self._read_position(files)
+
+    def _read_position(self, files: dict[str, bytes]) -> None:
         with _folder_in_memory() as folder:
             for name, content in files.items():
                 with tf.io.gfile.GFile(f"{folder}/{name}", "wb") as file:

@@ -129,7 +129,8 @@ def document_groups(
         flat = tf.reshape(texts, [-1])
         return flat, preprocessors.is_text(flat)
 
-    readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(with_fitness)
+    grouped = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(with_fitness)
+    readable = with_options(grouped, symbolic=False)
     with source.reading(data):
         for group, fit in readable.as_numpy_iterator():
             yield group[fit].tolist(), int((~fit).sum())
@@ -204,8 +205,22 @@ def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Data
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_symbolic_checkpoint = symbolic
-    options.autotune.ram_budget = 2**29  # bytes; limits the amount of prefetched data
+    # The thread that tunes a pipeline sleeps for twice as long as before each time, up to a minute,
+    # and whoever deletes an iterator waits for it.
+    options.autotune.enabled = False
     return groups.with_options(options)
+
+
+def tuned(groups: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set whose iterators read positions that earlier versions saved.
+
+    Tuning adds steps to a pipeline, which are part of its positions.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    options.autotune.ram_budget = 2**29  # bytes; limits the amount of prefetched data
+    with without_their_warnings():  # TensorFlow reports every option that changes
+        return groups.with_options(options)
 
 
 def register(name: str, data: TextData) -> seqio.Task:

@@ -46,7 +46,7 @@ def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
     provider = registered.check_read(data, split)
     read = registered.examples(data, provider, {}, {"split": split, "shuffle": False})
-    first = read.take(_SURVEYED)
+    first = tasks.with_options(read.take(_SURVEYED), symbolic=False)
     tokens = [
         example[feature] for example in first.as_numpy_iterator() for feature in data.token_features
     ]
@@ -64,8 +64,8 @@ def check_rows(data: TextToText, *, length: int, shard: seqio.ShardInfo | None) 
         if isinstance(provider, seqio.Mixture) and not provider.get_rate(task):
             continue
         with reading(data), without_their_warnings():
-            rows = _groups(data, task, length, arguments).as_numpy_iterator()
-            empty = not any(len(group["targets"]) for group in rows)
+            rows = tasks.with_options(_groups(data, task, length, arguments), symbolic=False)
+            empty = not any(len(group["targets"]) for group in rows.as_numpy_iterator())
         if empty:
             part = "" if task is provider else f"the task {task.name} of "
             raise UserError(
