@@ -254,7 +254,7 @@ def _not_found(*_, **__):
         ("corpus vocab --data_dir={0} --output=foo://b/v", "foo://b/v is neither a local path"),
         ("corpus tasks --suite=scrolls --data_dir={0} --source=foo://b", "foo://b is neither a"),
         ("corpus tasks --suite=long_eval --data_dir=foo://b --rows=1", "foo://b is neither a"),
-        ("corpus blocks --data_dir={1} --output=foo://b", 'unsupported URL scheme "foo"'),
+        ("corpus blocks --data_dir={1} --output=foo://b", "foo://b is neither a local path"),
     ],
 )
 def test_a_scheme_that_is_not_supported_is_told(arguments, words, data_dir, tmp_path, capsys):

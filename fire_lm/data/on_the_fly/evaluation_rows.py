@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fire_lm.data import tokens, vocabularies
-from fire_lm.data.on_the_fly import registered, tasks
-from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.on_the_fly import registered
+from fire_lm.data.on_the_fly.source import reading, with_options
 from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.data.truncation import shortened
@@ -55,7 +55,7 @@ def _read(
     lost: dict[str, str] = {}
     ids: set[str] = set()
     with reading(data):
-        taken = tasks.with_options(rows.take(-1 if count is None else count), symbolic=False)
+        taken = with_options(rows.take(-1 if count is None else count), symbolic=False)
         for number, row in enumerate(taken.as_numpy_iterator()):
             name = _text(row["id"]) if "id" in row else str(number)
             if name in ids:

@@ -25,10 +25,10 @@ import numpy as np
 from fire_lm.data import vocabularies
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
-from fire_lm.data.on_the_fly import content, preprocessors, tasks
+from fire_lm.data.on_the_fly import content, preprocessors
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
-from fire_lm.data.on_the_fly.source import nothing_to_read, reading
+from fire_lm.data.on_the_fly.source import nothing_to_read, reading, tuned
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
@@ -162,11 +162,11 @@ class SeqioIterator(TrainIterator):
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 
-    def _open_reader(self, tuned: bool = False):
+    def _open_reader(self, as_tuned: bool = False):
         groups = self._data.reader.groups(
             self._data, length=self._length, split="train", seed=self._seed, shard=self._shard
         )
-        return iter(tasks.tuned(groups) if tuned else groups)
+        return iter(tuned(groups) if as_tuned else groups)
 
     def _begin(self) -> None:
         if not self._began:
@@ -230,9 +230,13 @@ class SeqioIterator(TrainIterator):
             return
         try:
             self._read_position(files)
-        except tf.errors.NotFoundError:  # an earlier version saved it
-            self._reader = self._open_reader(tuned=True)
-            self._read_position(files)
+        except tf.errors.NotFoundError as error:
+            # An earlier version saved the position, or a file is missing.
+            self._reader = self._open_reader(as_tuned=True)
+            try:
+                self._read_position(files)
+            except tf.errors.NotFoundError:
+                raise error from None
 
     def _read_position(self, files: dict[str, bytes]) -> None:
         with _folder_in_memory() as folder:

@@ -16,7 +16,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.on_the_fly.preprocessors import CONSTRUCT, DOCUMENTS_PER_GROUP
-from fire_lm.data.on_the_fly.source import files_of
+from fire_lm.data.on_the_fly.source import files_of, with_options
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.rows import check_arrangement
 from fire_lm.errors import UserError, did_you_mean
@@ -195,7 +195,7 @@ def groups(
         rows = CONSTRUCT[data.construction](documents, {"targets": length})
         # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
         # (SIGSEGV) if such an iterator records its position symbolically at every element.
-        return tasks.with_options(rows, symbolic=False)
+        return with_options(rows, symbolic=False)
 
 
 def _documents(

@@ -45,6 +45,9 @@ def plain_batches(data: TextData, *, length: int, batch_size: int, seed: int) ->
             {"targets": length}, shuffle=True, seed=seed, num_epochs=None, try_in_mem_cache=False
         )
     batches = rows.batch(batch_size, drop_remainder=True).prefetch(2)
+    untuned = tf.data.Options()
+    untuned.autotune.enabled = False  # as in `source.with_options`
+    batches = batches.with_options(untuned)
     for batch in batches.as_numpy_iterator():
         yield {"targets": np.asarray(batch["targets"])}
 

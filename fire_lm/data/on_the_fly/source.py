@@ -127,3 +127,31 @@ def reading(data: BySeqio | DataSet) -> Iterator[None]:
     except tf.errors.OpError as error:
         why = _OPERATION.sub("", reason(error))
         raise RunFailed(f"Reading {data.where} failed: {why}") from error
+
+
+def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
+    """Make a data set deterministic and choose how its iterators save their position.
+
+    If `symbolic`, they save the small state from which their buffered elements can be produced
+    again, instead of the elements themselves.
+    """
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_symbolic_checkpoint = symbolic
+    options.autotune.ram_budget = 2**29  # bytes; limits the amount of prefetched data
+    # The thread that tunes a pipeline sleeps for twice as long as before each time, up to a minute,
+    # and whoever deletes an iterator waits for it.
+    options.autotune.enabled = False
+    with without_their_warnings():  # TensorFlow reports every option that changes
+        return groups.with_options(options)
+
+
+def tuned(groups: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set whose iterators read positions that earlier versions saved.
+
+    Tuning adds and replaces steps of a pipeline, whose names are part of a position.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    with without_their_warnings():
+        return groups.with_options(options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fire_lm.data import vocabularies
 from fire_lm.data.on_the_fly import preprocessors, source
 from fire_lm.data.on_the_fly.metadata import check_data_set, splits
-from fire_lm.data.on_the_fly.source import Source, nothing_to_read
+from fire_lm.data.on_the_fly.source import Source, nothing_to_read, with_options
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.rows import check_arrangement
 from fire_lm.errors import UserError
@@ -194,33 +194,6 @@ def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) 
         "trim_output_features": False,
         "try_in_mem_cache": False,  # a cache would make the saved position large
     }
-
-
-def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
-    """Make a data set deterministic and choose how its iterators save their position.
-
-    If `symbolic`, they save the small state from which their buffered elements can be produced
-    again, instead of the elements themselves.
-    """
-    options = tf.data.Options()
-    options.deterministic = True
-    options.experimental_symbolic_checkpoint = symbolic
-    # The thread that tunes a pipeline sleeps for twice as long as before each time, up to a minute,
-    # and whoever deletes an iterator waits for it.
-    options.autotune.enabled = False
-    return groups.with_options(options)
-
-
-def tuned(groups: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set whose iterators read positions that earlier versions saved.
-
-    Tuning adds steps to a pipeline, which are part of its positions.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = True
-    options.autotune.ram_budget = 2**29  # bytes; limits the amount of prefetched data
-    with without_their_warnings():  # TensorFlow reports every option that changes
-        return groups.with_options(options)
 
 
 def register(name: str, data: TextData) -> seqio.Task:

@@ -18,7 +18,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.batches import share_unknown
 from fire_lm.data.on_the_fly import registered, tasks
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
-from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.on_the_fly.source import reading, with_options
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.rows import check_length
 from fire_lm.data.truncation import ends_kept
@@ -46,7 +46,7 @@ def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
     provider = registered.check_read(data, split)
     read = registered.examples(data, provider, {}, {"split": split, "shuffle": False})
-    first = tasks.with_options(read.take(_SURVEYED), symbolic=False)
+    first = with_options(read.take(_SURVEYED), symbolic=False)
     tokens = [
         example[feature] for example in first.as_numpy_iterator() for feature in data.token_features
     ]
@@ -64,7 +64,7 @@ def check_rows(data: TextToText, *, length: int, shard: seqio.ShardInfo | None) 
         if isinstance(provider, seqio.Mixture) and not provider.get_rate(task):
             continue
         with reading(data), without_their_warnings():
-            rows = tasks.with_options(_groups(data, task, length, arguments), symbolic=False)
+            rows = with_options(_groups(data, task, length, arguments), symbolic=False)
             empty = not any(len(group["targets"]) for group in rows.as_numpy_iterator())
         if empty:
             part = "" if task is provider else f"the task {task.name} of "
@@ -80,7 +80,7 @@ def groups(data: TextToText, *, length: int, **arguments: Any) -> tf.data.Datase
     with without_their_warnings():
         groups = _groups(data, data.provider, length, tasks.reading(**arguments))
         # A comment in `registered.groups` explains why other tasks cannot be symbolic.
-        return tasks.with_options(groups, symbolic=data.is_ours)
+        return with_options(groups, symbolic=data.is_ours)
 
 
 def _groups(

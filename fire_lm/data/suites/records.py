@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from fire_lm.data.on_the_fly import metadata
-from fire_lm.data.on_the_fly.source import Source, reading
+from fire_lm.data.on_the_fly.source import Source, reading, with_options
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, UserError, first_line
@@ -188,6 +188,7 @@ def _examples(data: DataSet, split: str) -> Records:
     def read() -> Iterator[tuple[str, Record]]:
         with without_their_warnings():
             examples = Source(data, split).get_dataset(split, shuffle=False)
+        examples = with_options(examples, symbolic=False)
         with reading(data):
             for number, example in enumerate(examples.as_numpy_iterator(), start=1):
                 yield f"{data.tfds_name} {split} example {number}", _plain(example)
