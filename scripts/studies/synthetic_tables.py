@@ -5,6 +5,7 @@ The page shows the range over seeds; the reports of the folders have means and d
 
 from __future__ import annotations
 
+import csv
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -140,9 +141,23 @@ def log_n() -> str:
     return Table("", ["encoding", "unchanged", "log n", "equal-mean", "both"], rows).markdown()
 
 
+def search() -> str:
+    """Return the tries of scripts/studies/learnable.py."""
+    with (EVIDENCE / "che" / "search.csv").open(newline="") as file:
+        tries = list(csv.DictReader(file))
+    columns = ("task", "model", "encoding", "steps", "batch", "learning_rate")
+    rows = [
+        [*(row[name] for name in columns), f"{float(row['accuracy']):.1f}", row["learned"]]
+        for row in tries
+    ]
+    header = [name.replace("_", " ") for name in (*columns, "accuracy", "learned")]
+    return Table("", header, rows).markdown()
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "best of tasks": best_of_tasks,
     "every seed": every_seed,
     "longer training": longer_training,
     "log n": log_n,
+    "search": search,
 }

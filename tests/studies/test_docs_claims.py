@@ -378,6 +378,14 @@ def test_the_goals_of_speed():
     mfu = {name: f"{100 * report['mfu_estimate']:.1f} %" for name, report in reports.items()}
     assert f"| {ratio:.3f}; {mfu['125m_fire_v4-256']} |" in words
     assert f"| {mfu['350m_fire_v4-512']} |" in words
+    kernels = re.findall(
+        r"^FIRE(?: at|, L).*, B=(\d) n=(\d+) +(\d\.\d{3}) ",
+        (folder / "tpu.txt").read_text(),
+        flags=re.MULTILINE,
+    )
+    for setting in (("8", "2048"), ("8", "8192"), ("2", "2048")):
+        ratios = [ratio for *own, ratio in kernels if tuple(own) == setting]
+        assert f"| {'; '.join(ratios[:2])} | {'; '.join(ratios[2:])} |" in words
     measured = (folder / "cpu.txt").read_text()
     races = re.findall(r"^(?:nope|fire) +64 +(\d\.\d\d)$", measured, flags=re.MULTILINE)
     before, after = "; ".join(races[:2]), "; ".join(races[2:])
@@ -387,3 +395,5 @@ def test_the_goals_of_speed():
     assert f"| {' | '.join(cells)} |" in words
     totals = re.findall(r"^quick start (.*?),", measured, flags=re.MULTILINE)
     assert f"| the quick start on a bare machine | {' | '.join(totals)} |" in words
+    tests = re.findall(r"^scripts/test (.*?);", measured, flags=re.MULTILINE)
+    assert f"| `scripts/test` | {' | '.join(tests)} |" in words
