@@ -45,7 +45,7 @@ def test_steps_of_the_same_runs_are_not_compared_as_independent_runs(sweeps, cap
         found = difference(arms["fire, step 1"], arms["fire, step 2"])
         assert found.same_runs == (lines is some)
         assert [count for _, count in found.seeds] == [2] * (lines is every)
-    capsys.readouterr()
+    assert capsys.readouterr().out.count("t test, lines of the same runs in pairs, over") == 1
 
 
 @pytest.mark.parametrize("swept", [["fire", "rope"], ["rope"], ["rope", "fire-1"]])

@@ -132,15 +132,16 @@ def write_dataset(
 def _remove_leftovers(target: epath.Path) -> None:
     """Remove what killed writers of the data set `target` left beside it a day or more ago.
 
-    TFDS writes to `incomplete.XXXXXX_VERSION` and renames this folder. A writer on another host
-    may be alive, so what has changed since then stays. In buckets, nothing is removed.
+    TFDS writes to a folder `incomplete.*_VERSION` and renames it at the end. A writer on another
+    host may be alive, so what has changed since then stays. In buckets, nothing is removed.
     """
     if in_bucket(target) or not target.parent.is_dir():
         return
     for path in target.parent.glob(f"incomplete.*_{target.name}"):
-        times = [place.stat().mtime for place in (path, *path.glob("*"))]
-        if time.time() - max(times) > _ABANDONED_AFTER:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another writer has just renamed its folder
+            newest = max(place.stat().mtime for place in (path, *path.glob("*")))
+            if time.time() - newest > _ABANDONED_AFTER:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def number_of_files(size: int, counts: Iterable[int]) -> int:
