@@ -57,6 +57,28 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     assert 0 < found[0][5].accuracy < 100
 
 
+def test_the_tokens_of_a_forward_pass_are_limited(monkeypatch):
+    model = build_decoder(SMALL, RoPE, vocab_size=4, train_length=16, dtype="float32")
+    params, samples = initial(model), fixed_samples(ReverseString(), 5, 0, range(20))
+    together = slot_answers(model, params, ReverseString())(samples, 5)
+    shapes, predicted = [], exercise_answers.predicted
+
+    def watched(model):
+        def ids(params, inputs_BT, *tokens):
+            shapes.append(inputs_BT.shape)
+            return predicted(model)(params, inputs_BT, *tokens)
+
+        return ids
+
+    monkeypatch.setattr(exercise_answers, "predicted", watched)
+    for tokens, expected in ((100, (5, 16)), (15, (1, 16))):
+        monkeypatch.setattr(exercise_answers, "_TOKENS_AT_A_TIME", tokens)
+        shapes.clear()
+        assert (slot_answers(model, params, ReverseString())(samples, 5) == together).all()
+        assert set(shapes) == {expected}
+        assert len(shapes) * expected[0] == 20
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "resampling", [Resampling(), RandomizedPositions(64, evaluation="even")], ids=["plain", "even"]
