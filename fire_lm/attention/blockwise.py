@@ -167,10 +167,20 @@ def _attend_rows(
         )
 
     batch, length = rows.q.shape[:2]
-    size = min(block_size, length)
+    size = _equal_size(length, block_size)
     blocks = jax.tree.map(lambda x: _blocks(x, size), rows)
     out = jax.lax.map(jax.checkpoint(attend_block) if again else attend_block, blocks)
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length]
+
+
+def _equal_size(length: int, largest: int) -> int:
+    """Return the rows of a block if as few blocks as possible divide `length` equally.
+
+    More than one block have a multiple of 8 rows, the unit of a TPU's memory, except for blocks of
+    the largest size.
+    """
+    blocks = -(-length // largest)
+    return length if blocks == 1 else min(largest, 8 * -(-length // (8 * blocks)))
 
 
 def _blocks(x: jax.Array, size: int, fill: int | None = None) -> jax.Array:

@@ -234,6 +234,7 @@ def scorer(
     ) -> jax.Array:
         rows = [x_BT[:, :tokens] for x_BT in (targets_BT, *segments)]
         pos_BT = model.resampling.evaluation_positions(rows[0].shape[1])
+        pos_BT = segment_positions(pos_BT, *rows[1:]) if segments else pos_BT
         nll_BT, _ = token_losses(model, params, rows[0], pos_BT, *rows[1:])
         nll_BT = jnp.pad(nll_BT, ((0, 0), (0, length - nll_BT.shape[1])))
         nll_BT = nll_BT * weight_BT.astype(jnp.float32)

@@ -2,7 +2,7 @@
 
 The input is the target shifted right by one, starting with 0, unless the caller passes another
 input. In packed rows, each segment is processed as if it were a separate row: its input starts with
-0 at the first position, and its tokens see no other segment.
+0, and its tokens see no other segment.
 
 Shapes: B batch, T positions, V vocab.
 """
@@ -18,7 +18,7 @@ from fire_lm.models.decoder import Decoder
 from fire_lm.models.dropout import DROPOUT
 from fire_lm.models.mixers import DIAGNOSTICS
 from fire_lm.models.positions_of_layers import diagnostics_by_layer
-from fire_lm.models.segments import segment_positions, segment_starts
+from fire_lm.models.segments import segment_starts
 
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
@@ -45,7 +45,7 @@ def token_losses(
 
     Args:
       targets_BT: The targets, int32.
-      pos_BT: The positions of a row with a single segment, `[B or 1, T]`.
+      pos_BT: The position of each token, `[B or 1, T]`; see `segment_positions` for packed rows.
       segment_BT: The documents of packed rows, int32, or None.
       dropout_rng: The key for dropout in training; None disables dropout.
       inputs_BT: The input of the model, int32; None means the targets shifted right by one.
@@ -70,8 +70,6 @@ def diagnosed_losses(
     diagnose: bool = True,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Return what `token_losses` does, and the diagnostics of the mixers if `diagnose` is set."""
-    if segment_BT is not None:
-        pos_BT = segment_positions(pos_BT, segment_BT)
     if inputs_BT is None:
         inputs_BT = shift_right(targets_BT, segment_BT)
     rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}

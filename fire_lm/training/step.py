@@ -24,6 +24,7 @@ from fire_lm.models import (
     diagnosed_losses,
     learned_scalars_by_layer,
     position_diagnostics,
+    segment_positions,
 )
 from fire_lm.training.batch_hash import batch_hash
 
@@ -86,7 +87,8 @@ def summed_loss(
 def documents(model: Decoder, batch: Batch) -> jax.Array | None:
     """Return the document of each token, int32 `[B, T]`, or None if that makes no difference.
 
-    For a model that sees later tokens, padding after the `tokens` of a row is another document.
+    For a model that sees later tokens, padding after the `tokens` of a row is another document. Its
+    positions do not matter, so rows continue to share theirs, and therefore the bias.
     """
     segment_BT = batch.get("segment_ids")
     if segment_BT is not None or model.causal:
@@ -158,6 +160,8 @@ def train_step(
 
     def gradient(part: Batch, dropout_rng: jax.Array | None) -> tuple[Any, Any]:
         own_BT = part.get("positions", pos_BT)
+        if "segment_ids" in part:
+            own_BT = segment_positions(own_BT, part["segment_ids"])
         return jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
             *(documents(model, part), dropout_rng, part.get("inputs")),

@@ -153,9 +153,13 @@ def losses(position: str, rows: Rows) -> list[np.ndarray]:
     params = jax.tree.map(lambda x: jnp.float32(random.normal(0, 0.3, x.shape)), shapes["params"])
     targets = jnp.asarray(rows["targets"])
     segments = rows.get("segment_ids")
-    function = jax.jit(
-        lambda *segment: token_losses(model, params, targets, jnp.arange(64)[None], *segment)[0],
-    )
+
+    @jax.jit
+    def function(*segment):
+        pos = jnp.arange(64)[None]
+        pos = segment_positions(pos, *segment) if segment else pos
+        return token_losses(model, params, targets, pos, *segment)[0]
+
     nll = np.asarray(function() if segments is None else function(jnp.asarray(segments)))
     if segments is None:
         return [row[scored] for row, scored in zip(nll, rows["targets"] != 0, strict=True)]

@@ -3,6 +3,7 @@
 import importlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sample_scoring import LONGEST, MODEL, mesh_of, packed_text, params, random_text
@@ -11,7 +12,7 @@ from fire_lm.errors import UserError
 from fire_lm.hardware import memory
 from fire_lm.measures import measurements, protocols, scoring
 from fire_lm.measures.protocols import named, windows
-from fire_lm.models import token_losses
+from fire_lm.models import segment_positions, token_losses
 from fire_lm.positions.alibi import ALiBi
 
 module = importlib.import_module("fire_lm.measures.length_sweep")
@@ -28,9 +29,11 @@ def last_4(monkeypatch) -> str:
 
 def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
     """Return the nats of each token of one window in a batch of its own; 0 for padding."""
-    rows = [x[None] for x in (targets_T, segments_T) if x is not None]
-    pos_T = np.arange(len(targets_T), dtype=np.int32)[None]
-    nll_BT = LOSSES(params(), rows[0], pos_T, *rows[1:])
+    rows = [jnp.asarray(x)[None] for x in (targets_T, segments_T) if x is not None]
+    pos_1T = jnp.arange(len(targets_T), dtype=jnp.int32)[None]
+    if segments_T is not None:
+        pos_1T = segment_positions(pos_1T, rows[1])
+    nll_BT = LOSSES(params(), rows[0], pos_1T, *rows[1:])
     return np.where(targets_T == 0, 0.0, np.asarray(nll_BT, np.float64)[0])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fire_lm import models, positions
@@ -21,7 +22,7 @@ from fire_lm.positions.fox import FoX
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.t5 import T5
 from fire_lm.positions.together import Together
-from fire_lm.training.step import documents, summed_loss
+from fire_lm.training.step import documents, init_state, summed_loss, train_step
 
 HEADS, HEAD_DIM, WIDTH, VOCAB, TRAINED_AT = 2, 8, 16, 11, 8
 SIZE = ModelSize(
@@ -328,3 +329,21 @@ def test_padding_of_a_batch_has_no_effect_on_training():
         np.max(np.abs(a - w)) > 0.01
         for a, w in zip(*map(jax.tree.leaves, (alone, wrong)), strict=True)
     )
+
+
+def test_exercises_of_a_batch_share_their_bias(monkeypatch):
+    """They start at position 0 and have the same length, so one bias suffices, as in text."""
+    model, rows, seen = encoder(kind_of("ALiBi")), jnp.ones((3, LENGTH), jnp.int32), []
+    kind: Any = type(model.encodings[0])
+    bias = kind.bias
+
+    def watched(self: Any, params: Any, q_pos_BT: Any, *others: Any) -> Any:
+        seen.append(len(q_pos_BT))
+        return bias(self, params, q_pos_BT, *others)
+
+    monkeypatch.setattr(kind, "bias", watched)
+    batch = {"targets": rows, "inputs": rows, "weights": rows, "tokens": 12 * rows[:, :1]}
+    state = init_state(model, optax.sgd(0.1), jax.random.key(0))
+    options: Any = {"model": model, "optimizer": optax.sgd(0.1), "z_loss": 0.0, "microbatches": 1}
+    jax.eval_shape(functools.partial(train_step, **options), state, batch, 0)
+    assert set(seen[-2:]) == {1}, seen

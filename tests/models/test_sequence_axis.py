@@ -15,7 +15,14 @@ from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy
 from fire_lm.generation.programs import call_for
-from fire_lm.models import Attention, InfiniAttention, Layers, build_decoder, size_tiny
+from fire_lm.models import (
+    Attention,
+    InfiniAttention,
+    Layers,
+    build_decoder,
+    segment_positions,
+    size_tiny,
+)
 from fire_lm.positions import encodings
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions
@@ -63,6 +70,7 @@ def numbers(model: Any, shape: MeshShape | None, packed: bool = False, rows: int
 
     def loss(params: Any, targets: Any, weights: Any, segments: Any) -> Any:
         pos = model.resampling.evaluation_positions(LENGTH)
+        pos = pos if segments is None else segment_positions(pos, segments)
         return summed_loss(params, model, targets, weights, pos, 1e-3, segments)[0]
 
     program = jax.jit(jax.value_and_grad(loss)).lower(params, *inputs).compile()

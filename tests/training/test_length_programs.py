@@ -8,7 +8,7 @@ from sample_run import tiny_run
 
 from fire_lm.data import cut
 from fire_lm.encoding_properties.in_models import filled
-from fire_lm.models import build_decoder, diagnosed_losses, size_tiny
+from fire_lm.models import build_decoder, diagnosed_losses, segment_positions, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.training import pretraining
 from fire_lm.training.description import describe
@@ -69,8 +69,10 @@ def test_packed_rows_that_are_cut_have_no_leaks():
     targets *= segments > 0
     losses = jax.jit(lambda *rows: diagnosed_losses(model, params, *rows)[0], static_argnums=())
     for length in LENGTHS:
-        batch = cut({"targets": targets, "segment_ids": segments}, length)
-        pos = jnp.arange(length)[None]
+        batch = jax.tree.map(
+            jnp.asarray, cut({"targets": targets, "segment_ids": segments}, length)
+        )
+        pos = segment_positions(jnp.arange(length)[None], batch["segment_ids"])
         found = np.asarray(losses(batch["targets"], pos, batch["segment_ids"]))
         assert np.isfinite(found).all()  # also in rows that are all padding
         alone, where = [], []
