@@ -69,10 +69,8 @@ def test_packed_rows_that_are_cut_have_no_leaks():
     targets *= segments > 0
     losses = jax.jit(lambda *rows: diagnosed_losses(model, params, *rows)[0], static_argnums=())
     for length in LENGTHS:
-        batch = jax.tree.map(
-            jnp.asarray, cut({"targets": targets, "segment_ids": segments}, length)
-        )
-        pos = segment_positions(jnp.arange(length)[None], batch["segment_ids"])
+        batch = cut({"targets": targets, "segment_ids": segments}, length)
+        pos = segment_positions(jnp.arange(length)[None], jnp.asarray(batch["segment_ids"]))
         found = np.asarray(losses(batch["targets"], pos, batch["segment_ids"]))
         assert np.isfinite(found).all()  # also in rows that are all padding
         alone, where = [], []
