@@ -235,6 +235,20 @@ def test_short_inputs_are_not_padded_to_long_spans(monkeypatch, length, blocks):
     assert rows == [64] * blocks
 
 
+@pytest.mark.parametrize("length, size", [(40, 40), (64, 64), (80, 40), (130, 48), (1000, 64)])
+def test_blocks_have_equal_rows_so_that_few_are_padding(monkeypatch, length, size):
+    rows = []
+
+    def recorded(q: jax.Array, *inputs: Any) -> jax.Array:
+        rows.append(q.shape[1])
+        return dense_attention(q, *inputs)
+
+    monkeypatch.setattr("fire_lm.attention.blockwise.dense_attention", recorded)
+    x, tokens = jnp.zeros((1, length, 1, 8)), Tokens(jnp.arange(length)[None])
+    jax.eval_shape(lambda x: blockwise_attention(x, x, x, tokens, tokens), x)
+    assert rows == [size]
+
+
 @pytest.mark.parametrize("name", ["window", "chunk"])
 @pytest.mark.parametrize("tokens", [0, -3, 2.0, True])
 def test_masks_are_of_positive_numbers_of_tokens(name, tokens):

@@ -70,7 +70,8 @@ def test_packed_rows_that_are_cut_have_no_leaks():
     losses = jax.jit(lambda *rows: diagnosed_losses(model, params, *rows)[0], static_argnums=())
     for length in LENGTHS:
         batch = cut({"targets": targets, "segment_ids": segments}, length)
-        pos = segment_positions(jnp.arange(length)[None], jnp.asarray(batch["segment_ids"]))
+        row_pos = jnp.arange(length)[None]
+        pos = segment_positions(row_pos, jnp.asarray(batch["segment_ids"]))
         found = np.asarray(losses(batch["targets"], pos, batch["segment_ids"]))
         assert np.isfinite(found).all()  # also in rows that are all padding
         alone, where = [], []
@@ -79,6 +80,6 @@ def test_packed_rows_that_are_cut_have_no_leaks():
                 place = np.flatnonzero(own == segment)
                 alone.append(np.pad(batch["targets"][row, place], (0, length - len(place))))
                 where.append((row, place))
-        expected = np.asarray(losses(np.stack(alone), pos, np.stack(alone) * 0 + 1))
+        expected = np.asarray(losses(np.stack(alone), row_pos, None))
         for (row, place), of_segment in zip(where, expected, strict=True):
             np.testing.assert_allclose(found[row, place], of_segment[: len(place)], atol=1e-5)
