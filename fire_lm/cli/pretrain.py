@@ -11,7 +11,6 @@ import fire_lm
 from fire_lm import training
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
-from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_experiment
@@ -39,7 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
     check_blocks(experiment)
     check_settings(experiment)
     initialize_distributed()
-    keep_freed_memory()
     start = Start(experiment, workdir or "", begun, allow_change)
     if arguments.dry_run:
         print_plan(start)

@@ -15,19 +15,20 @@ from pathlib import Path
 ANNOUNCEMENTS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 # Parameters of mallopt in glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """If JAX uses the CPU, make glibc keep most of the memory that this process frees.
+    """If JAX can use only the CPU, make glibc keep the memory that this process frees.
 
     Each training step on a CPU frees large arrays that the next step allocates again. By default,
     glibc returns their memory to the kernel, which must then clear it again. Results do not change.
-    With another C library, this function has no effect.
+    With another C library, this function has no effect. It must be called before JAX starts: a
+    thread keeps the arena that it has, and memory of arenas other than the first is returned.
     """
     import jax  # not at the top of the module, because the launcher does without JAX
 
-    if jax.default_backend() != "cpu":
+    if jax.config.jax_platforms != "cpu":
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -35,6 +36,7 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)  # never
+    mallopt(_M_ARENA_MAX, 1)
 
 
 def usable_cores() -> set[int]:

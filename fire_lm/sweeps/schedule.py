@@ -13,7 +13,6 @@ import jax
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import agreed, by_first, say
 from fire_lm.runs.find import SEVERAL, find_runs
 from fire_lm.storage import place, require_folder
@@ -61,7 +60,6 @@ def evaluate_checkpoints(command: Command) -> None:
         for name, step in checkpoints:
             command.describe(place(name), step)
         return
-    keep_freed_memory()
     failures: dict[tuple[str, int], FireLMError] = {}
     for name, step in checkpoints:
         try:
@@ -133,7 +131,6 @@ def follow(command: Command) -> None:
     """
     if command.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")
-    keep_freed_memory()
     survey, checked = Survey(command), False
     while True:
         due, top, over = by_first(survey.look)

@@ -1,9 +1,12 @@
 """The cores and the memory of this machine."""
 
+import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from fire_lm.hardware import host
@@ -42,6 +45,19 @@ def page_faults(mode: str) -> int:
 def test_freed_memory_is_used_again():
     """Without the setting, the kernel clears most of the 100 arrays of 733 pages again."""
     assert page_faults("keep") < 2_000 < 20_000 < page_faults("return")
+
+
+@pytest.mark.parametrize("platforms, calls", [("cpu", {(-4, 0), (-1, -1), (-8, 1)}), ("", set())])
+def test_only_processes_without_accelerators_keep_memory_in_one_arena(
+    monkeypatch, platforms, calls
+):
+    """On other hosts, the threads that read data would wait for each other."""
+    seen = set()
+    library = SimpleNamespace(mallopt=lambda *parameter: seen.add(parameter))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_platforms=platforms))
+    host.keep_freed_memory()
+    assert seen == calls
 
 
 @pytest.mark.parametrize(
