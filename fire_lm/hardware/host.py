@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
     """
     import jax  # not at the top of the module, because the launcher does without JAX
 
-    if jax.config.jax_platforms != "cpu":
+    if jax.config.values["jax_platforms"] != "cpu":
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -48,14 +48,12 @@ def test_freed_memory_is_used_again():
 
 
 @pytest.mark.parametrize("platforms, calls", [("cpu", {(-4, 0), (-1, -1), (-8, 1)}), ("", set())])
-def test_only_processes_without_accelerators_keep_memory_in_one_arena(
-    monkeypatch, platforms, calls
-):
+def test_threads_share_an_arena_only_without_accelerators(monkeypatch, platforms, calls):
     """On other hosts, the threads that read data would wait for each other."""
     seen = set()
     library = SimpleNamespace(mallopt=lambda *parameter: seen.add(parameter))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_platforms=platforms))
+    monkeypatch.setattr(jax, "config", SimpleNamespace(values={"jax_platforms": platforms}))
     host.keep_freed_memory()
     assert seen == calls
 
