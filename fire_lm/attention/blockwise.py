@@ -60,10 +60,11 @@ def blockwise_attention(
     block_size: int = 64,
     groups: int = 8,
 ) -> jax.Array:
-    """Compute `dense_attention` for `block_size` query rows at a time; return `[B, T, N, H]`.
+    """Compute `dense_attention` in blocks of query rows; return `[B, T, N, H]`.
 
-    If `in_order` is set, queries and keys are the same tokens in order. Most keys that come after a
-    query in the array, or that are beyond its window, are then skipped.
+    A block has at most `block_size` rows. If `in_order` is set, queries and keys are the same
+    tokens in order. Most keys that come after a query in the array, or that are beyond its window,
+    are then skipped.
     """
     length = q_BTNH.shape[1]
     # The gradients of k and v are sums over the blocks. They are accumulated in float32, whatever
@@ -176,8 +177,8 @@ def _attend_rows(
 def _equal_size(length: int, largest: int) -> int:
     """Return the rows of a block if as few blocks as possible divide `length` equally.
 
-    More than one block have a multiple of 8 rows, the unit of a TPU's memory, except for blocks of
-    the largest size.
+    If there are several blocks, each has a multiple of 8 rows, the unit of a TPU's memory, or the
+    largest number.
     """
     blocks = -(-length // largest)
     return length if blocks == 1 else min(largest, 8 * -(-length // (8 * blocks)))

@@ -102,9 +102,9 @@ def one_core() -> Iterator[None]:
 
         ignore_variables()
         skip_absent_tpu()
+        keep_freed_memory()  # before `clock`, which starts JAX
         if machine.clock() == "wall":
             pin_threads(cores)
-        keep_freed_memory()  # as in training and sweeps
         yield
     finally:
         pin_threads(cores)

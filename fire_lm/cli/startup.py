@@ -9,10 +9,10 @@ from fire_lm.storage.quiet import silence_logs
 
 
 def prepare_process() -> None:
-    """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU.
+    """Silence the logs of Orbax and TensorFlow, skip an absent TPU, and keep freed memory on CPUs.
 
-    Variables of the environment that would change results lose their effect. On a CPU, the process
-    keeps the memory that it frees.
+    Without a TPU, libtpu is not loaded. Variables of the environment that would change results lose
+    their effect.
     """
     silence_logs()
     skip_absent_tpu()

@@ -23,8 +23,9 @@ def keep_freed_memory() -> None:
 
     Each training step on a CPU frees large arrays that the next step allocates again. By default,
     glibc returns their memory to the kernel, which must then clear it again. Results do not change.
-    With another C library, this function has no effect. It must be called before JAX starts: a
-    thread keeps the arena that it has, and memory of arenas other than the first is returned.
+    With another C library, or with a plugin for accelerators unless JAX_PLATFORMS is "cpu", this
+    function has no effect. It must be called before JAX starts: a thread keeps the arena that it
+    has, and memory of arenas other than the first is returned.
     """
     import jax  # not at the top of the module, because the launcher does without JAX
 

@@ -32,9 +32,9 @@ from fire_lm.tasks.synthetic.layouts import answers, lay_out, prompt, row_length
 
 # The minimum numbers of tokens to which rows or prompts, and answers, are padded.
 _SMALLEST_WIDTH, _SMALLEST_ANSWER = 16, 2
-# The maximum number of tokens in a forward pass, unless a row has more. On CPUs, 64 rows of 1,000
-# tokens together take twice the time: the system must provide the memory of their arrays anew.
-_TOKENS_AT_A_TIME = 2**13
+# The maximum number of tokens in a forward pass, unless a row has more. On CPUs, the arrays of two
+# rows of 1,000 tokens fit into caches.
+_TOKENS_AT_A_TIME = 2**11
 
 NOT_A_NUMBER = -1  # in place of the id of a token if the logits are NaN
 
@@ -57,9 +57,11 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
-        parts = np.split(inputs_BT, _parts(*inputs_BT.shape))
+        rows = min(len(samples), max(1, _TOKENS_AT_A_TIME // width))
+        filled_BT = np.pad(inputs_BT, ((0, -len(samples) % rows), (0, 0)), mode="edge")
+        parts = np.split(filled_BT, len(filled_BT) // rows)
         ids = [predicted(model)(params, part, pos_1T, segment_1T) for part in parts]
-        answer_BT = np.concatenate(jax.device_get(ids))
+        answer_BT = np.concatenate(jax.device_get(ids))[: len(samples)]
         if (answer_BT[:, :tokens] == NOT_A_NUMBER).any():
             raise RunFailed(
                 f"{task.label} at length {length}: the model returns NaN: "
@@ -68,13 +70,6 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         return answers(task, "slots", answer_BT, length)
 
     return answering
-
-
-def _parts(rows: int, width: int) -> int:
-    """Return the least number of equal parts of which none exceeds `_TOKENS_AT_A_TIME`."""
-    least = rows * width / _TOKENS_AT_A_TIME
-    fitting = (parts for parts in range(1, rows) if parts >= least and rows % parts == 0)
-    return next(fitting, rows)
 
 
 @functools.lru_cache(maxsize=4)

@@ -45,7 +45,8 @@ def token_losses(
 
     Args:
       targets_BT: The targets, int32.
-      pos_BT: The position of each token, `[B or 1, T]`; see `segment_positions` for packed rows.
+      pos_BT: The position of each token, `[B or 1, T]`. In packed rows, the positions must restart
+        in each segment (`segment_positions`).
       segment_BT: The documents of packed rows, int32, or None.
       dropout_rng: The key for dropout in training; None disables dropout.
       inputs_BT: The input of the model, int32; None means the targets shifted right by one.

@@ -54,7 +54,7 @@ class Resampling:
 
         With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens, and
         its padding receives later positions, so that no token sees the padding. If the batch shares
-        one draw, all rows must have the same number of tokens.
+        one draw, it is that of the longest row.
         """
         return jnp.arange(length, dtype=jnp.int32)[None]
 
@@ -95,7 +95,7 @@ class Drawn(Resampling, abc.ABC):
             return self.drawn_before_padding(key, length, tokens[0])
 
         if self.draw == "batch":
-            return row(rng, None if tokens_B1 is None else tokens_B1[0])[None]
+            return row(rng, None if tokens_B1 is None else jnp.max(tokens_B1, axis=0))[None]
         row_B = jnp.arange(batch_size)
         return jax.vmap(lambda b, tokens: row(jax.random.fold_in(rng, b), tokens))(row_B, tokens_B1)
 

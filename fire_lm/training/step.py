@@ -87,8 +87,8 @@ def summed_loss(
 def documents(model: Decoder, batch: Batch) -> jax.Array | None:
     """Return the document of each token, int32 `[B, T]`, or None if that makes no difference.
 
-    For a model that sees later tokens, padding after the `tokens` of a row is another document. Its
-    positions do not matter, so rows continue to share theirs, and therefore the bias.
+    For a model that sees later tokens, padding after the `tokens` of a row is another document. The
+    positions of padding do not matter, so rows still share their positions, and therefore the bias.
     """
     segment_BT = batch.get("segment_ids")
     if segment_BT is not None or model.causal:

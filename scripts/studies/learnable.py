@@ -55,6 +55,7 @@ SETTINGS = (
     Setting(2000, 32, 3e-4),
     Setting(2000, 32, 3e-3),
     Setting(8000, 32, 1e-3),
+    Setting(2000, 128, 1e-3),
     Setting(8000, 128, 1e-3),
 )
 

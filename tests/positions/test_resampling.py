@@ -91,6 +91,15 @@ def test_sequences_have_draws_of_their_own_or_share_one(kind):
         np.testing.assert_array_equal(shared, expected)
 
 
+def test_a_shared_draw_covers_the_longest_row():
+    """Otherwise, the last tokens of a longer row would share a position with padding."""
+    tokens_B1 = jnp.array([[4], [12], [7]])
+    (pos_T,) = RandomizedPositions(64, draw="batch").training_positions(
+        jax.random.key(0), 3, 16, tokens_B1
+    )
+    assert np.all(np.diff(pos_T[:12]) > 0) and np.all(pos_T[12:] == 63)
+
+
 def test_evaluation_of_randomized_positions():
     plain, even, random = (
         np.asarray(RandomizedPositions(100, mode).evaluation_positions(12))[0]
