@@ -58,6 +58,29 @@ def test_threads_share_an_arena_only_without_accelerators(monkeypatch, platforms
     assert seen == calls
 
 
+BEFORE_JAX = """
+from jax._src.xla_bridge import backends_are_initialized
+from fire_lm import bench
+from fire_lm.cli import startup
+
+seen = []
+bench.keep_freed_memory = startup.keep_freed_memory = lambda: seen.append(
+    backends_are_initialized()
+)
+startup.prepare_process()
+with bench.one_core():
+    print(seen)
+"""
+
+
+def test_memory_is_kept_before_jax_starts():
+    """Threads that already have arenas would keep them."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE_JAX], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[False, False]\n"
+
+
 @pytest.mark.parametrize(
     "cores, count, shares",
     [
