@@ -9,6 +9,7 @@ Shape suffixes: T = tokens of a text, S = keys, N = heads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def learned_biases(
 
     Layers that share their parameters or have no parameters are represented by the first such
     layer, and layers without a bias are omitted. For each query, the context ends at the query
-    itself.
+    itself, also in encoders.
 
     Args:
       model, params: The model and its parameters.
@@ -63,8 +64,9 @@ def learned_biases(
         repetition, index = divmod(layer, len(model.turns))
         turn = model.turns[index]
         scale_LN = bias_scale(turn.log_n, PerHead.of_layer(layers_of_turn(model, params, index)))
+        before = dataclasses.replace(turn.mask, causal=True)
         for query in (counted_from_1 - 1 for counted_from_1 in queries):
-            keys = int(keys_under(turn.mask, jnp.int32(query)))
+            keys = int(keys_under(before, jnp.int32(query)))
             key_S = query + 1 - keys + sampled_keys(keys - 1, points)
             bias_NS = _bias(own, key_S, positions, turn.log_n, query, keys)
             if bias_NS is not None and scale_LN is not None:

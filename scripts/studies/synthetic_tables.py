@@ -141,17 +141,49 @@ def log_n() -> str:
     return Table("", ["encoding", "unchanged", "log n", "equal-mean", "both"], rows).markdown()
 
 
-def search() -> str:
-    """Return the tries of scripts/studies/learnable.py."""
+def tries() -> dict[str, list[dict[str, str]]]:
+    """Return the tries of scripts/studies/learnable.py by task."""
     with (EVIDENCE / "che" / "search.csv").open(newline="") as file:
-        tries = list(csv.DictReader(file))
-    columns = ("task", "model", "encoding", "steps", "batch", "learning_rate")
+        rows = list(csv.DictReader(file))
+    return {task: [row for row in rows if row["task"] == task] for task in _of(rows, "task")}
+
+
+def _of(rows: Iterable[Mapping[str, str]], column: str) -> list[str]:
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def search() -> str:
+    """Return the best try of each task, best tasks first."""
+    columns = ("steps", "batch", "learning_rate")
+    best = {
+        task: max(rows, key=lambda row: float(row["accuracy"])) for task, rows in tries().items()
+    }
     rows = [
-        [*(row[name] for name in columns), f"{float(row['accuracy']):.1f}", row["learned"]]
-        for row in tries
+        [task, str(len(tries()[task])), *(row[name] for name in columns)]
+        + [f"{float(row['accuracy']):.1f}", "yes" if row["learned"] == "True" else "no"]
+        for task, row in sorted(best.items(), key=lambda item: -float(item[1]["accuracy"]))
     ]
-    header = [name.replace("_", " ") for name in (*columns, "accuracy", "learned")]
-    return Table("", header, rows).markdown()
+    names = (name.replace("_", " ") for name in columns)
+    return Table("", ["task", "tries", *names, "accuracy", "learned"], rows).markdown()
+
+
+def encoders() -> str:
+    """Return means of encoders over trained and longer lengths, and at 60 symbols, by positions."""
+    arms = accuracies_of("che/reverse_string")["ReverseString"]
+    cells = []
+    for name in sorted({arm.partition(",")[0] for arm in arms}):
+        row = [name]
+        for arm in (name, f"{name}, random"):
+            (run,) = arms.get(arm, [{}])
+            means = (trained(run), run[60], longer(run)) if run else ()
+            row += [f"{mean:.1f}" for mean in means] or [""] * 3
+        cells.append(row)
+    header = [
+        f"{positions}{of}"
+        for positions in ("", "random: ")
+        for of in ("trained", "60 symbols", "longer")
+    ]
+    return Table("", ["encoding", *header], cells).markdown()
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -160,4 +192,5 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "longer training": longer_training,
     "log n": log_n,
     "search": search,
+    "encoders": encoders,
 }

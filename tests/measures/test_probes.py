@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fire_lm.measures.probes import attention_scores, interpolated, learned_biases, sampled_keys
-from fire_lm.models import Layers, ModelSize, build_decoder, query_logits, variant
+from fire_lm.models import Layers, ModelSize, build_decoder, build_encoder, query_logits, variant
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
@@ -282,6 +282,15 @@ def test_biases_are_those_of_each_layer(kinds, settings, layers):
             for key in (0, 1, query) if query == 4 else (0, query):
                 ours = [found[layer, query, head, key] for head in range(SIZE.num_heads)]
                 np.testing.assert_allclose(ours, expected_NS[:, key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [SMALL_FIRE, KERPLELog])
+def test_biases_of_encoders_are_those_of_earlier_keys(kind):
+    decoder = build(kind, log_n=LogN(on="bias"))
+    params = filled(decoder)
+    ours = by_place(learned_biases(build_encoder(decoder), params, **NAMES, queries=(5, 33)))
+    causal = by_place(learned_biases(decoder, params, **NAMES, queries=(5, 33)))
+    assert ours == pytest.approx(causal, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("on, factor", [("logits", 1.0), ("bias", 1.5), ("both", 1.5)])
