@@ -7,7 +7,7 @@ TASK is the name of a file in configs/synthetic. A comparison of encodings says 
 that no model learns, so this search comes first, with one encoding and with a seed that no later
 arm has. It tries SETTINGS in the order of their cost, each with all models and tasks whose mean
 accuracy at training lengths has not reached 95 % yet. DIR/search.csv has a row for each try. The
-same command continues a search that was interrupted.
+same command continues a search that was interrupted; another one keeps the rows that are there.
 """
 
 from __future__ import annotations
@@ -124,6 +124,16 @@ def search(
             yield row
 
 
+def settings_of(row: Try) -> tuple[object, ...]:
+    return dataclasses.astuple(row)[:-2]
+
+
+def earlier(path: Path) -> list[Try]:
+    """Return the rows of an earlier search; `learned`, a word in the file, follows from accuracy."""
+    rows = read_table(path, Try) if path.exists() else []
+    return [dataclasses.replace(row, learned=row.accuracy >= LEARNED) for row in rows]
+
+
 def write(rows: Sequence[Try], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -145,10 +155,11 @@ def main(arguments: Sequence[str]) -> None:
         for name in names:
             if not (ROOT / "configs" / kind / f"{name}.gin").is_file():
                 raise UserError(f"there is no configs/{kind}/{name}.gin")
-    rows: list[Try] = []
+    path = folder / "search.csv"
+    tries = {settings_of(row): row for row in earlier(path)}  # perhaps of other tasks
     for row in search(parsed.tasks, models, parsed.positions, parsed.seed, folder):
-        rows.append(row)
-        write(rows, folder / "search.csv")
+        tries[settings_of(row)] = row
+        write(list(tries.values()), path)
         print(f"{row.task} {row.model}: {row.accuracy:.1f} % after {row.steps} steps", flush=True)
 
 

@@ -31,6 +31,7 @@ _SHORT = {
     " (positions random)": ", random",
     ", resampling ExponentialPositions": ", equal-mean",
     ", log_n LogN": ", log n",
+    ", max_length 2048": "",  # a learned table covers the range of the draws
 }
 
 
@@ -143,13 +144,11 @@ def log_n() -> str:
 
 def tries() -> dict[str, list[dict[str, str]]]:
     """Return the tries of scripts/studies/learnable.py by task."""
+    found: dict[str, list[dict[str, str]]] = {}
     with (EVIDENCE / "che" / "search.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {task: [row for row in rows if row["task"] == task] for task in _of(rows, "task")}
-
-
-def _of(rows: Iterable[Mapping[str, str]], column: str) -> list[str]:
-    return list(dict.fromkeys(row[column] for row in rows))
+        for row in csv.DictReader(file):
+            found.setdefault(row["task"], []).append(row)
+    return found
 
 
 def search() -> str:
@@ -169,20 +168,17 @@ def search() -> str:
 
 def encoders() -> str:
     """Return means of encoders over trained and longer lengths, and at 60 symbols, by positions."""
-    arms = accuracies_of("che/reverse_string")["ReverseString"]
+    arms = accuracies_of("synthetic_encoders")["ReverseString"]
     cells = []
     for name in sorted({arm.partition(",")[0] for arm in arms}):
         row = [name]
         for arm in (name, f"{name}, random"):
             (run,) = arms.get(arm, [{}])
-            means = (trained(run), run[60], longer(run)) if run else ()
-            row += [f"{mean:.1f}" for mean in means] or [""] * 3
+            row.append(f"{trained(run):.1f}" if run else "")
+            row += [f"{run[60]:.1f}", f"{longer(run):.1f}"] if 60 in run else ["", ""]
         cells.append(row)
-    header = [
-        f"{positions}{of}"
-        for positions in ("", "random: ")
-        for of in ("trained", "60 symbols", "longer")
-    ]
+    columns = ("trained", "60 symbols", "longer")
+    header = [f"{prefix}{column}" for prefix in ("", "random: ") for column in columns]
     return Table("", ["encoding", *header], cells).markdown()
 
 

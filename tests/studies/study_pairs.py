@@ -1,14 +1,19 @@
-"""Pairs of arms of our studies (docs/evidence), compared by the rule of reports."""
+"""Pages of docs/, and pairs of arms of our studies compared by the rule of reports."""
 
 import functools
 
-from command import EVIDENCE
+from command import EVIDENCE, ROOT
 from etils import epath
 
 from fire_lm.reporting import differences
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, read_results
+
+
+def page(name: str) -> str:
+    """Return the words of a page of docs/, separated by single spaces."""
+    return " ".join((ROOT / "docs" / name).read_text().split())
 
 
 @functools.cache

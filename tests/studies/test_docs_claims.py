@@ -12,7 +12,7 @@ import rotary_periods
 import synthetic_tables
 from command import EVIDENCE, ROOT
 from scipy.stats import fisher_exact
-from study_pairs import interval, line_of, lines_of, pair, ranged, results_of, unclear
+from study_pairs import interval, line_of, lines_of, page, pair, ranged, results_of, unclear
 from synthetic_tables import TASKS, accuracies_of, longer, trained
 
 from fire_lm.reporting.accuracies import LONGER, accuracy_comparison, accuracy_lines
@@ -26,10 +26,6 @@ from fire_lm.results.folder import joined
 
 FROZEN = "fire (normalizer_limit-64)"
 LENGTHS = (64, 128, 256, 512, 1024)
-
-
-def page(name: str) -> str:
-    return " ".join((ROOT / "docs" / name).read_text().split())
 
 
 def span(values: list[float]) -> str:

@@ -36,6 +36,15 @@ def test_a_task_gets_settings_until_it_is_learned(tried, tmp_path):
     assert len({name for *_, name in tried}) == 4, "each try has a run directory of its own"
 
 
+def test_a_search_keeps_the_tries_of_other_tasks(tried, tmp_path):
+    for tasks in (["even_pairs"], ["odds_first"], ["even_pairs"]):
+        learnable.main([*tasks, "--models=encoder", f"--output={tmp_path}"])
+    with (tmp_path / "search.csv").open() as file:
+        found = [(row["task"], row["learned"]) for row in csv.DictReader(file)]
+    one, other = ([(name, "False"), (name, "True")] for name in ("even_pairs", "odds_first"))
+    assert found == one + other
+
+
 def test_a_task_or_model_without_a_file_is_refused_before_training(tried, tmp_path):
     for arguments in (["even_pair"], ["even_pairs", "--models=encoders"]):
         with pytest.raises(learnable.UserError, match="there is no configs/"):
