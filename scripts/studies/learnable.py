@@ -129,7 +129,7 @@ def settings_of(row: Try) -> tuple[object, ...]:
 
 
 def earlier(path: Path) -> list[Try]:
-    """Return the rows of an earlier search; `learned`, a word in the file, follows from accuracy."""
+    """Return the rows of an earlier search; `learned` is a word in the file."""
     rows = read_table(path, Try) if path.exists() else []
     return [dataclasses.replace(row, learned=row.accuracy >= LEARNED) for row in rows]
 
