@@ -219,34 +219,34 @@ def test_blocks_that_no_query_sees_are_not_computed(some, all_, least, most):
     assert least < operations(some) / operations(all_) < most
 
 
-@pytest.mark.parametrize("length, blocks", [(128, 2), (576, 5), (1024, 8)])
-def test_short_inputs_are_not_padded_to_long_spans(monkeypatch, length, blocks):
-    """576 rows are two spans of five blocks of 64, of which the program contains one."""
-    rows = []
+@pytest.fixture
+def rows_of_blocks(monkeypatch) -> Any:
+    """Return a function that lists the rows of the blocks of a program, which is not run."""
+    rows: list[int] = []
 
     def recorded(q: jax.Array, *inputs: Any) -> jax.Array:
         rows.append(q.shape[1])
         return dense_attention(q, *inputs)
 
     monkeypatch.setattr("fire_lm.attention.blockwise.dense_attention", recorded)
-    x, tokens = jnp.zeros((1, length, 1, 8)), Tokens(jnp.arange(length)[None])
-    attention = functools.partial(blockwise_attention, mask=Mask(window=32), in_order=True)
-    jax.eval_shape(lambda x: attention(x, x, x, tokens, tokens), x)
-    assert rows == [64] * blocks
+
+    def of(length: int, **options: Any) -> list[int]:
+        x, tokens = jnp.zeros((1, length, 1, 8)), Tokens(jnp.arange(length)[None])
+        jax.eval_shape(lambda x: blockwise_attention(x, x, x, tokens, tokens, **options), x)
+        return rows
+
+    return of
+
+
+@pytest.mark.parametrize("length, blocks", [(128, 2), (576, 5), (1024, 8)])
+def test_short_inputs_are_not_padded_to_long_spans(rows_of_blocks, length, blocks):
+    """576 rows are two spans of five blocks of 64, of which the program contains one."""
+    assert rows_of_blocks(length, mask=Mask(window=32), in_order=True) == [64] * blocks
 
 
 @pytest.mark.parametrize("length, size", [(40, 40), (64, 64), (80, 40), (130, 48), (1000, 64)])
-def test_blocks_have_equal_rows_so_that_few_are_padding(monkeypatch, length, size):
-    rows = []
-
-    def recorded(q: jax.Array, *inputs: Any) -> jax.Array:
-        rows.append(q.shape[1])
-        return dense_attention(q, *inputs)
-
-    monkeypatch.setattr("fire_lm.attention.blockwise.dense_attention", recorded)
-    x, tokens = jnp.zeros((1, length, 1, 8)), Tokens(jnp.arange(length)[None])
-    jax.eval_shape(lambda x: blockwise_attention(x, x, x, tokens, tokens), x)
-    assert rows == [size]
+def test_blocks_have_equal_rows_so_that_few_are_padding(rows_of_blocks, length, size):
+    assert rows_of_blocks(length) == [size]
 
 
 @pytest.mark.parametrize("name", ["window", "chunk"])
