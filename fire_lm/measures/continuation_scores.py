@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fire_lm.errors import RunFailed
 from fire_lm.measures.padded_rows import padded_width
 from fire_lm.measures.scoring import batch_results, sequences_at_a_time, target_scorer
-from fire_lm.models import Decoder, check_token_ids, depends_on_length
+from fire_lm.models import Decoder, check_token_ids, depends_on_length, reason_of_nan
 from fire_lm.sharding import of_rows
 
 # The ids of a context and the ids of its continuation, neither of which is empty.
@@ -42,6 +43,7 @@ def continuation_scores(
     Raises:
       UserError: An id has no row in the model's embedding.
       TooLarge: A batch does not fit in memory.
+      RunFailed: The model returns NaN.
     """
     for row in rows:
         for ids in row:
@@ -61,6 +63,11 @@ def continuation_scores(
         )
         scores = itertools.chain.from_iterable(batches)  # also of rows that fill the last batch
         for index, (hits, logprob) in zip(group, scores, strict=False):
+            if np.isnan(logprob):
+                raise RunFailed(
+                    f"the model returns NaN: {reason_of_nan(model, params, width)}",
+                    everywhere=True,  # all processes have the same arrays
+                )
             yield index, float(logprob), bool(hits == len(rows[index][1]))
 
 

@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 
 from fire_lm.data import MaskedText
 from fire_lm.data.kinds.masked_text import USUAL_RATE, masked
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.measures.base import Cell, Measure, RunModel, check_least
 from fire_lm.measures.scoring import run_fitting, sequences_at_a_time, target_scorer
-from fire_lm.measures.text_choice import Settings, check_reach, read_text
-from fire_lm.models import check_token_ids
+from fire_lm.measures.text_choice import Settings, check_reach, choose_text, read_text, text_hash
+from fire_lm.models import check_token_ids, reason_of_nan
 from fire_lm.results import Keyed
 from fire_lm.results.estimators import mean_and_error
 
@@ -35,8 +35,8 @@ class MaskedAccuracyRow(Keyed):
 
     Attributes:
       run, encoding, variant, step: See `fire_lm.results`.
-      text: The text, its split and construction, its number of tokens, the seed of the choice of
-        hidden tokens, and their share unless it is 15 %.
+      text: The text with a hash of its tokens, its split and construction, its number of tokens,
+        the seed of the choice of hidden tokens, and their share unless it is 15 %.
       length: The number of tokens that the model reads at a time.
       quantity: "accuracy", the percentage of hidden tokens that the model finds, or "loss", their
         mean loss in nats.
@@ -102,7 +102,8 @@ class MaskedAccuracy(Measure):
 
     def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         data = run_model.data
-        where = f"{data.text.label()} {self.split}, {data.text.construction}"
+        read = text_hash(choose_text(data.text, self.tokens, self.split))
+        where = f"{data.text.label()} ({read[:8]}) {self.split}, {data.text.construction}"
         text = f"{where}, {self.tokens} tokens, seed {self.seed}"
         if data.rate != USUAL_RATE:
             text += f", rate {data.rate:g}"
@@ -136,6 +137,12 @@ class MaskedAccuracy(Measure):
         sums_B2 = run_fitting(
             program, params(), arrays, batch_size, mesh, cell.run_model.run, length
         )
+        if np.isnan(sums_B2).any():  # the most likely token would be an arbitrary one
+            raise RunFailed(
+                f"{cell.run_model.run}@{cell.step} at length {length}: the model returns NaN: "
+                f"{reason_of_nan(model, params(), length)}",
+                everywhere=True,  # all processes have the same arrays
+            )
         sums_R2 = sums_B2.reshape(rows, -1, 2).sum(axis=1)
         count_R = chosen.sum(axis=1)
         for quantity, sum_R in (("accuracy", 100 * sums_R2[:, 0]), ("loss", -sums_R2[:, 1])):

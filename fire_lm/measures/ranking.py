@@ -10,12 +10,10 @@ import numpy as np
 
 from fire_lm.data import tokens as vocabulary
 from fire_lm.data.task_examples import Example
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 from fire_lm.measures.answers import Answerer, prompt
 from fire_lm.measures.continuation_scores import Row, continuation_scores
-from fire_lm.measures.padded_rows import padded_width
 from fire_lm.measures.predictions import Prediction
-from fire_lm.models import reason_of_nan
 from fire_lm.results.estimators import mean_and_error
 from fire_lm.tasks.metrics import Score
 
@@ -79,20 +77,10 @@ def _row(data: Any, example: Example, answer: np.ndarray, length: int) -> Row:
 
 
 def _log_likelihoods(answerer: Answerer, rows: Sequence[Row]) -> np.ndarray:
-    """Return the log-probability of each row's answer after its prompt, in nats, `[R]`.
-
-    Raises:
-      RunFailed: The model returns NaN.
-    """
+    """Return the log-probability of each row's answer after its prompt, in nats, `[R]`."""
     logprob_R, model = np.zeros(len(rows)), answerer.run_model.model
     most = answerer.settings.tokens_per_batch
     scores = continuation_scores(model, answerer.params, rows, answerer.mesh, most)
     for index, logprob, _ in scores:
-        if np.isnan(logprob):
-            read = padded_width(model, sum(map(len, rows[index])) - 1)
-            raise RunFailed(
-                f"the model returns NaN: {reason_of_nan(model, answerer.params, read)}",
-                everywhere=True,  # all processes have the same arrays
-            )
         logprob_R[index] = logprob
     return logprob_R

@@ -20,7 +20,7 @@ from fire_lm.reporting.arms import arm_names, differing, scored_models, series_o
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
 from fire_lm.reporting.series import grouped
-from fire_lm.reporting.sources import named_apart, with_own_names
+from fire_lm.reporting.sources import labels, named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
     ENCODER,
@@ -66,7 +66,7 @@ def gather(
       UserError: A path is neither a run nor one of these folders, or two runs have the same name.
       RunFailed: A file is damaged.
     """
-    parts: list[tuple[str, Results]] = []
+    folders: list[epath.Path] = []
     runs: list[epath.Path] = []
     for name in dict.fromkeys(named):
         folder = with_name(place(name))
@@ -74,9 +74,10 @@ def gather(
         if inside:
             runs += inside
         elif holds_results(folder):
-            parts.append((folder.name, read_results(folder)))
+            folders.append(folder)
         else:
             raise no_results(name)
+    parts = [(label, read_results(folder)) for folder, label in labels(folders).items()]
     parts, places = with_own_names(parts, list(dict.fromkeys(runs)))
     if places:
         parts.append(("these runs", of_runs(places, with_probes, before or Results())))
@@ -166,7 +167,7 @@ def _of_run(run: str, workdir: epath.Path, experiment: Experiment, arm: str) -> 
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
         print(own.problem, flush=True)
-    facts = _facts(workdir, experiment, arm, lines[-1]["step"] if lines else 0)
+    facts = run_facts(workdir, experiment, arm, lines[-1]["step"] if lines else 0)
     turns = (position.periods() for position in experiment.model.encodings)
     rotary = (periods.tolist() for periods in turns if periods is not None)
     results = Results(
@@ -266,7 +267,8 @@ def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | Non
     return TrainingPoint(run, encoding, line["step"], int(tokens), *map(float, rest))
 
 
-def _facts(workdir: epath.Path, experiment: Experiment, arm: str, step: int) -> RunFacts:
+def run_facts(workdir: epath.Path, experiment: Experiment, arm: str, step: int) -> RunFacts:
+    """Return the facts of a run that has been trained up to a step."""
     model = experiment.model
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))

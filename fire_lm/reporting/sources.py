@@ -16,6 +16,25 @@ from fire_lm.runs.find import SAME_NAME
 from fire_lm.runs.saved import saved_experiment
 
 
+def labels(folders: Sequence[epath.Path]) -> dict[epath.Path, str]:
+    """Return a label for each folder: its name, with as many parents as tell it from the others.
+
+    A report is written to `RUN/report` by default, so folders of different results share a name.
+    """
+
+    def end(folder: epath.Path, depth: int) -> str:
+        return "/".join(folder.parts[-depth:])
+
+    def label(folder: epath.Path) -> str:
+        others = [other for other in folders if other != folder]
+        for depth in range(1, len(folder.parts)):
+            if all(end(other, depth) != end(folder, depth) for other in others):
+                return end(folder, depth)
+        return str(folder)
+
+    return {folder: label(folder) for folder in folders}
+
+
 def with_own_names(
     parts: Sequence[tuple[str, Results]], runs: Sequence[epath.Path]
 ) -> tuple[list[tuple[str, Results]], dict[str, epath.Path]]:

@@ -55,6 +55,7 @@ def accuracies() -> dict[Arm, dict[int, Sample]]:
 
 def _sample(rows: list[MaskedAccuracyRow]) -> Sample:
     (text,) = {row.text for row in rows}
+    assert len({row.run for row in rows}) == len(rows), "two steps of a run"
     error = sum(row.stderr for row in rows) / len(rows)
     return Sample({row.run: row.value for row in rows}, error=error, text=text, common_text=True)
 

@@ -127,9 +127,11 @@ def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     clear = [sign for sign, pair in zip(signs, pairs, strict=True) if compared.apart(*pair)]
     unclear = len(pairs) - len(clear)
     by_mean = sorted(samples, key=lambda name: samples[name].mean)
-    seeds = {name: one for name, one in samples.items() if len(one.values) > 1}
+    several = all(len(one.values) > 1 for one in samples.values())
+    means = {name: mean for name, mean in compared.means.items() if name in samples}
+    ranking = dataclasses.replace(compared, means=means).ranking  # apart in the family of all arms
     return Order(
-        ours=compare(samples).ranking() if len(seeds) == len(samples) else " < ".join(by_mean),
+        ours=ranking() if several else " < ".join(by_mean),
         papers=" < ".join(ours[name].encoding for name in in_paper),
         tau=sum(signs) / len(pairs),
         least=(sum(clear) - unclear) / len(pairs),

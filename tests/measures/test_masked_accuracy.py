@@ -11,7 +11,8 @@ import pytest
 from sample_blocks import blocks, data_dir, whole  # noqa: F401 (fixtures)
 
 from fire_lm.data import Blocks, MaskedText
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.measures import masked_accuracy
 from fire_lm.measures.base import RunModel
 from fire_lm.measures.masked_accuracy import MaskedAccuracy
 from fire_lm.models import ModelSize, build_decoder, build_encoder
@@ -78,7 +79,9 @@ def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F8
 
 def test_other_texts_have_other_cells(monkeypatch):
     """Another text, length, split, share or seed is computed anew, beside the rows that exist."""
-    monkeypatch.setattr(Blocks, "label", lambda self: self.path)
+    monkeypatch.setattr(Blocks, "label", lambda _: "of one name")
+    monkeypatch.setattr(masked_accuracy, "choose_text", lambda data, *_: data.path)
+    monkeypatch.setattr(masked_accuracy, "text_hash", str)
     usual, plain = MaskedAccuracy(), run_model(Copying(), Path("text"))
     settings = [
         (usual, plain),
@@ -110,3 +113,6 @@ def test_accuracy_depends_neither_on_the_batch_nor_on_padding(blocks, constructi
     for key, row in results[0].items():
         assert row.value == pytest.approx(results[1][key].value, rel=1e-5)
         assert row.stderr == pytest.approx(results[1][key].stderr, rel=1e-5)
+    broken = jax.tree.map(lambda x: np.nan * x, params)
+    with pytest.raises(RunFailed, match="at length 16: the model returns NaN"):
+        rows(MaskedAccuracy(lengths=(16,), tokens=2048), one, broken)

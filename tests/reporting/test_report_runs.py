@@ -32,6 +32,10 @@ def test_arms_of_other_folders_of_results_are_not_averaged(tmp_path):
         write_results(epath.Path(tmp_path) / name, part)
     found = gather([str(tmp_path / "mini"), str(tmp_path / "large")])
     assert set(found.arms()) == {"fire of mini", "fire of large"}
+    for name, seed in (("a/report", 0), ("b/report", 1)):
+        write_results(epath.Path(tmp_path) / name, Results(runs=[facts("fire", seed)]))
+    reports = gather([str(tmp_path / name / "report") for name in ("a", "b")])
+    assert set(reports.arms()) == {"fire of a/report", "fire of b/report"}
     with pytest.raises(UserError, match="same name"):
         shutil.copytree(tmp_path / "mini", tmp_path / "again")
         gather([str(tmp_path / "mini"), str(tmp_path / "again")])

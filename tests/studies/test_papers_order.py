@@ -2,8 +2,11 @@
 
 import papers_order
 import pytest
+from command import EVIDENCE
 from sample_budgets import LOSSES, only, results
 
+from fire_lm.reporting.budgets import by_budget
+from fire_lm.reporting.gather import gather
 from fire_lm.reporting.page import Picture
 
 
@@ -37,6 +40,14 @@ def test_kendalls_tau_leaves_out_pairs_that_the_papers_digits_do_not_separate():
     more = {("fire_gelu", 1000): (1.6, 1.6, 1.6)}
     found = papers_order.orders(only(results({**LOSSES, **more})))[1_024_000]
     assert (found[1].pairs, found[2].pairs) == (6, 5)
+
+
+def test_the_order_tells_apart_what_the_range_does():
+    """Both are among all arms, of which the paper has two at the larger budget."""
+    (own,) = by_budget(gather([str(EVIDENCE / name) for name in ("frozen", "budgets")])).values()
+    trained = papers_order.orders(own)[own.tokens[-1]][1]
+    assert (trained.least, trained.most) == (-1, 1)
+    assert trained.ours == "fire (a), kerple_log (a)"
 
 
 def test_the_section_draws_the_order():

@@ -154,7 +154,9 @@ def test_the_means_of_a_renamed_run_are_replaced(tmp_path):
 
 
 def test_rows_of_two_settings_of_lengths_are_combined_once(tmp_path, monkeypatch, capsys):
-    files = ["configs/synthetic/reverse_string.gin", "configs/positions/nope.gin"]
+    files = [
+        f"configs/{name}.gin" for name in ("synthetic/reverse_string", "positions/nope", "encoder")
+    ]
     run, top = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "top")
     run.mkdir()
     (run / "config.gin").write_text(load_experiment(files).text())
@@ -167,6 +169,7 @@ def test_rows_of_two_settings_of_lengths_are_combined_once(tmp_path, monkeypatch
     monkeypatch.setattr(evaluate, "write_figure", lambda *_: None)
     command.combine([(str(run), 3)], str(top))
     assert [row.length for row in rows(top)] == [5, 6, 50, 60]
+    assert "ReverseString, slots, encoder: " in capsys.readouterr().out
 
 
 @pytest.mark.ci
