@@ -73,19 +73,18 @@ def arm_names(
         configurable = setting.name.rpartition(".")[0]
         if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
             own[setting.run][setting.name] = _what(setting)
-    names = {}
+    names, differs = {}, {}
     for run, experiment in experiments.items():
         of_encoding = [other for other in own if experiments[other].label == experiment.label]
         same = [other for other in of_encoding if experiments[other].kind == experiment.kind]
-        # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
-        # and one of the model.
-        differs = dict.fromkeys(
-            value if name in (OF_TASK[0], _LENGTHS) else f"{name.rpartition('.')[2]} {value}"
+        differs[run] = {
+            name: value
             for name, value in own[run].items()
             if len({own[other].get(name) for other in same}) > 1 and value not in _OFF
-        )
+        }
         finetuned = ["finetuned"] * (experiment.kind == "finetune" and len(same) < len(of_encoding))
-        names[run] = ", ".join([experiment.label, *finetuned, *differs])
+        names[run] = ", ".join([experiment.label, *finetuned])
+    names = _with_settings(names, differs)
     names = _with_texts(names, experiments)
     draws = Counter(
         (names[run], experiment.train.seed, (apart or {}).get(run))
@@ -124,6 +123,33 @@ def series_of(
     own = [setting for setting in settings if not follows(setting)]
     names = arm_names(experiments, own, apart={run: str(count) for run, count in steps.items()})
     return [BudgetSeries(run, names[run]) for run in experiments if names[run] != arms[run]]
+
+
+def _with_settings(
+    names: Mapping[str, str], differs: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Add the settings of each run in which runs differ, by their parameters.
+
+    One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run and one
+    of the model. Parameters of the same name in different scopes are told apart only where two
+    names would otherwise be the same.
+    """
+
+    def named(run: str, whole: bool) -> str:
+        values = dict.fromkeys(
+            value
+            if name in (OF_TASK[0], _LENGTHS)
+            else f"{name if whole else name.rpartition('.')[2]} {value}"
+            for name, value in differs[run].items()
+        )
+        return ", ".join([names[run], *values])
+
+    short = {run: named(run, whole=False) for run in names}
+    of_name = grouped(short, lambda run: short[run])
+    unclear = {
+        name for name, runs in of_name.items() if any(differs[r] != differs[runs[0]] for r in runs)
+    }
+    return {run: named(run, whole=name in unclear) for run, name in short.items()}
 
 
 def _with_texts(names: Mapping[str, str], experiments: Mapping[str, Experiment]) -> dict[str, str]:

@@ -116,6 +116,7 @@ def drawing(
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
+    series = [one for panel in panels for one in panel.series]
 
     def draw(figure: Figure) -> None:
         if note:
@@ -124,23 +125,26 @@ def drawing(
         for axes in places[len(panels) :]:
             axes.remove()
         for axes, panel in zip(places, panels, strict=False):
-            draw_panel(axes, panel, styles)
+            draw_panel(axes, panel, styles, have_spread(series))
         charts.legend_below(figure, places[: len(panels)])
 
     guess = [GUESS] * any(panel.guess for panel in panels)
-    width, height = charts.size([*(one.name for panel in panels for one in panel.series), *guess])
+    width, height = charts.size([*(one.name for one in series), *guess])
     if columns > 1:
         return draw, min(3.2 * columns, 10.0), 2.4 * rows + height - 3.4
     return draw, width, height + 3.6 * (rows - 1)
 
 
-def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style]) -> None:
-    """Draw the lines of a panel, its axes, and its title."""
+def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style], several: bool) -> None:
+    """Draw the lines of a panel, its axes, and its title.
+
+    `several` states whether the figure has means over several seeds.
+    """
     marked = sum(len(one.points) for one in panel.series) <= _MARKERS
     for one in panel.series:
         xs, values = list(one.points), np.array([point.mean for point in one.points.values()])
         style = {**styles[one.name], "label": one.name}
-        errors = _errors(panel, one)
+        errors = _errors(panel, one, several)
         if panel.errors == "bars":
             axes.errorbar(xs, values, yerr=errors, markersize=4, capsize=2, **style)
             continue
@@ -154,10 +158,11 @@ def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style]) -> None:
     _set_axes(axes, panel)
 
 
-def _errors(panel: Panel, series: Series) -> np.ndarray:
+def _errors(panel: Panel, series: Series, several: bool) -> np.ndarray:
     """Return the drawn error of each point, 0 where there is none.
 
-    Bars never mix errors of different kinds: beside means over seeds, single runs have none.
+    The bars of a figure never mix errors of different kinds: beside means over seeds, in any panel,
+    single runs have none.
     """
     points = series.points.values()
     if not panel.errors:
@@ -165,7 +170,7 @@ def _errors(panel: Panel, series: Series) -> np.ndarray:
     spreads = np.array([point.spread or 0.0 for point in points])
     texts = np.nan_to_num([point.error for point in points])
     if panel.errors == "bars":
-        return spreads if have_spread(panel.series) else texts
+        return spreads if several else texts
     return np.where(spreads, spreads, texts) if panel.errors == "bands" else spreads
 
 

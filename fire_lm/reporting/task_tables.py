@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from fire_lm.reporting import figure
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.series import SCORE, grouped, have_spread, table
+from fire_lm.reporting.series import SCORE, grouped, spread_of, table
 from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, suite_scores
 from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
@@ -147,15 +147,12 @@ def _picture(
             panels.append(figure.Panel(title, series, axis, trained=trained))
     if not panels:
         return []
-    several = {have_spread(panel.series) for panel in panels}
-    bars = "standard deviation over seeds" if several != {False} else ""
-    alone = "standard error over examples" + ", one run each" * (several == {False})
-    bars_show = ", or ".join(filter(None, (bars, alone * (False in several))))
+    bars = spread_of((one for panel in panels for one in panel.series), "examples")
     dotted = "; dotted: the training length" * bool(trained)
     return [
         figure.picture(
             f"{scores.suite or 'task'}_by_{name}",
-            f"Scores against the {label}; bars: {bars_show}{dotted}.",
+            f"Scores against the {label}; bars: {bars}{dotted}.",
             f"Line charts of task scores. Last values: {figure.ends(panels, 1)}.",
             panels,
             figure.line_styles(scores.lines),

@@ -342,10 +342,16 @@ def tested_table(
         alone = f"seeds alone, because the error over {scale.over} is unknown"
         over = f"seeds and {scale.over}" if known else alone
         notes.append(f"± half the 95 % interval over {over} (Student's t)")
-    if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in shown):
-        most = max(pairs or (sum(one.tested for one, _ in cells.values()) for cells in columns))
+    counts = pairs or [sum(one.tested for one, _ in cells.values()) for cells in columns]
+    starred = {
+        count
+        for count, cells in zip(counts, columns, strict=True)
+        if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in cells.values())
+    }
+    if starred:
+        all_pairs = " or ".join(map(str, sorted(starred)))
         notes.append(
-            f"* distinguishable by itself, but not among all {most} pairs of a column (Holm)"
+            f"* distinguishable by itself, but not among all {all_pairs} pairs of a column (Holm)"
         )
     if any(not one.tested and not one.same_runs for one, _ in shown):
         notes.append("no test: a single run does not show how much seeds differ")

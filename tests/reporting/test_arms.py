@@ -50,6 +50,22 @@ def test_runs_of_one_encoding_are_told_apart_by_what_differs():
     }
 
 
+def test_scopes_are_named_where_they_tell_two_arms_apart():
+    files = ["configs/runs/quickstart.gin", "configs/positions/swan.gin"]
+    layers = ("size_tiny.num_layers=4",)
+    found = {
+        run: load_experiment(files, (*layers, *bindings))
+        for run, bindings in (
+            ("a", ("SEED=0", "local/Layers.window=16")),
+            ("b", ("SEED=1", "local/Layers.window=None", "global/Layers.window=16")),
+        )
+    }
+    assert arm_names(found, differing(found)) == {
+        "a": "swan, local/Layers.window 16",
+        "b": "swan, global/Layers.window 16",
+    }
+
+
 def test_what_is_off_is_not_in_a_name():
     found = configs(
         ("a", "rope", ("SEED=0",)),

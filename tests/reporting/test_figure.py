@@ -22,9 +22,11 @@ def series(name: str, variant: str = "") -> Series:
 LINES = [series("rope"), series("rope", "yarn"), series("fire")]
 
 
-def drawn(lines: list[Series]) -> Figure:
-    panel = figure.Panel("losses", lines, figure.Axis("length", "loss", lengths=True))
-    draw, width, height = figure.drawing([panel], figure.line_styles(lines))
+def drawn(*panels: list[Series]) -> Figure:
+    axis = figure.Axis("length", "loss", lengths=True)
+    shown = [figure.Panel("losses", lines, axis) for lines in panels]
+    styles = figure.line_styles(one for lines in panels for one in lines)
+    draw, width, height = figure.drawing(shown, styles)
     canvas = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     draw(canvas)
@@ -53,6 +55,20 @@ def test_series_of_an_arm_share_a_colour_and_the_plain_one_is_solid():
     assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
     alone = figure.line_styles(LINES[1:2], arms=["rope"])
     assert alone["rope (yarn)"]["linestyle"] != "-", "a changed evaluation is dashed"
+
+
+def test_beside_means_over_seeds_in_another_panel_a_single_run_has_no_bars():
+    """The caption describes the bars of all panels in one sentence."""
+    seeds = [
+        Series("fire", {64: Sample({"a": 1.0, "b": 2.0}), 128: Sample({"a": 1.0})}, "fire", "", 64)
+    ]
+    heights = [
+        max(np.ptp(segment[:, 1]) for segment in axes.containers[0][2][0].get_segments())
+        for axes in drawn(seeds, LINES[:1]).axes
+    ]
+    assert heights == [pytest.approx(2**0.5), 0.0]
+    (alone,) = drawn(LINES[:1]).axes
+    assert np.ptp(alone.containers[0][2][0].get_segments()[0][:, 1]) == pytest.approx(0.2)
 
 
 CURVES = {
