@@ -167,10 +167,12 @@ def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> lis
     """Return the tables of a task: accuracies, their differences, and effective lengths."""
     caption = (
         f"Effective length on {task}: the largest measured length up to which the accuracy has not "
-        f"fallen below {SHARE:.0%} of that at the training length."
+        f"fallen below {SHARE:.0%} of that at the training length; none if guessing reaches that."
     )
     effective = effective_table(
-        caption, lines, lambda line, values: of_accuracies(values, line.train_length)
+        caption,
+        lines,
+        lambda line, values: of_accuracies(values, line.train_length, guesses(task, [*values])),
     )
     differences = accuracy_comparison(lines).difference_tables()
     return [accuracy_table(results, task, lines), *differences, effective]

@@ -98,7 +98,8 @@ class Difference:
 
     @property
     def tested(self) -> bool:
-        return bool(self.seeds)
+        """Whether there is a test: not without seeds, nor of scores that are not finite."""
+        return bool(self.seeds) and math.isfinite(self.value)
 
     @property
     def half_width(self) -> float:
@@ -296,7 +297,8 @@ def _letter(index: int) -> str:
 def compare(samples: Mapping[str, Sample], lower_is_better: bool = True) -> Comparisons:
     """Compare all pairs of arms as one family of tests."""
     sign = 1 if lower_is_better else -1
-    order = sorted(samples, key=lambda name: sign * samples[name].mean)
+    # A mean that is NaN comes last.
+    order = sorted(samples, key=lambda n: (math.isnan(samples[n].mean), sign * samples[n].mean))
     pairs = itertools.combinations(order, 2)
     found = {(a, b): difference(samples[a], samples[b]) for a, b in pairs}
     means = {name: samples[name].mean for name in order}

@@ -3,7 +3,7 @@
 A loss falls with the length as long as additional context helps. The effective length is the
 largest measured length up to which it has not risen by more than a margin above its minimum so far.
 For accuracies, it is the largest length up to which the accuracy has not fallen below a share of
-that at the training length.
+that at the training length; a model that has learned nothing has none.
 """
 
 from __future__ import annotations
@@ -36,22 +36,27 @@ class EffectiveLength(NamedTuple):
 def of_losses(losses: Mapping[int, float], margin: float) -> EffectiveLength | None:
     """Return the effective length of losses by length, or None if there are no losses.
 
-    `margin` and the losses have the same unit. A loss that is NaN or infinite exceeds the margin.
+    `margin` and the losses have the same unit. A loss that is NaN exceeds the margin.
     """
     length = effective_length(dict(sorted(losses.items())), margin)
     return EffectiveLength(length, open=length == max(losses)) if length else None
 
 
-def of_accuracies(accuracies: Mapping[int, float], max_length: int) -> EffectiveLength | None:
+def of_accuracies(
+    accuracies: Mapping[int, float], max_length: int, guesses: Mapping[int, float]
+) -> EffectiveLength | None:
     """Return the effective length of accuracies by length.
 
     The accuracy at the training length is that at the largest measured length of at most
-    `max_length`. The result is None if no such length was measured.
+    `max_length`. The result is None if no such length was measured, or if `guesses`, the accuracies
+    of the best answer without reading or {}, show that guessing reaches the share of it there.
     """
     trained = [length for length in accuracies if length <= max_length]
     if not trained:
         return None
     least = SHARE * accuracies[max(trained)]
+    if least <= guesses.get(max(trained), 0.0):
+        return None
     lengths = sorted(length for length in accuracies if length >= max(trained))
     useful = list(itertools.takewhile(lambda length: accuracies[length] >= least, lengths))
     return EffectiveLength(useful[-1], open=useful == lengths) if useful else None

@@ -10,6 +10,7 @@ import math
 from etils import epath
 
 from fire_lm.errors import RunFailed
+from fire_lm.results.own_rows import once
 from fire_lm.results.tables import read_text
 from fire_lm.storage import children
 
@@ -37,13 +38,18 @@ class MeasuredValue:
     value: float
     stderr: float
 
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """The values that identify the row."""
+        return dataclasses.astuple(self)[:-2]
+
 
 def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
     """Return the values in the tables of a run, under the current name of the run.
 
     Every table has the columns run, encoding, variant, step, length and value, and may have stderr;
     tables without these columns are not by length and are left out. Rows of another encoding belong
-    to other runs.
+    to other runs; of rows under several names of the run, those of one name are kept.
 
     Raises:
       RunFailed: A file is not text, or a value is not a number.
@@ -52,7 +58,9 @@ def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
     files = [path for path in children(folder) if path.name.endswith(".csv")]
     values = []
     for file in sorted(files):
-        table = csv.DictReader(io.StringIO(read_text(file), newline=""))
+        text = read_text(file)
+        whole = text[: text.rfind("\n") + 1]  # without an incomplete last line
+        table = csv.DictReader(io.StringIO(whole, newline=""))
         if not set(_REQUIRED) <= set(table.fieldnames or ()):
             continue
         for row in table:
@@ -67,5 +75,5 @@ def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
             part = ", ".join(f"{name} {text}" for name, text in others.items())
             name = file.name.removesuffix(".csv")
             place = (workdir.name, encoding, row["variant"], step, part, length)
-            values.append(MeasuredValue(name, *place, value, error))
-    return values
+            values.append((row["run"], MeasuredValue(name, *place, value, error)))
+    return once(values, workdir.name)

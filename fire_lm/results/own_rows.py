@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from etils import epath
 
@@ -20,6 +20,14 @@ from fire_lm.results.tables import Keyed, LengthAccuracy, PositionLoss, TaskScor
 from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 
 _Row = TypeVar("_Row", bound=Keyed)
+
+
+class _HasKey(Protocol):
+    @property
+    def key(self) -> tuple[str | int, ...]: ...
+
+
+_AnyRow = TypeVar("_AnyRow", bound=_HasKey)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +67,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
     def read(file: str, kind: type[_Row]) -> list[_Row]:
-        return _once(own(read_table(workdir / file, kind)), run)
+        return once(own(read_table(workdir / file, kind)), run)
 
     losses = read_table(workdir / "length_sweep.csv", SweepRow)
     if others := [row.encoding for row in losses if row.encoding != encoding]:
@@ -71,7 +79,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
             "you sweep again"
         )
     return OwnRows(
-        losses=_once(own(losses), run),
+        losses=once(own(losses), run),
         # All lines are kept, because a line belongs to the row with the same loss, regardless of
         # the run's name.
         scored=list(dict.fromkeys(row for _, row in own(read_table(workdir / FILE, ScoredText)))),
@@ -82,7 +90,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     )
 
 
-def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
+def once(named: Sequence[tuple[str, _AnyRow]], run: str) -> list[_AnyRow]:
     """Return, for each key, only the rows that were written under one name.
 
     This name is the current name `run` if the key has rows under it, or else that of the first row.

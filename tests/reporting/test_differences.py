@@ -188,6 +188,16 @@ def ranked(means: dict[str, float], apart: set[str]) -> str:
     return Comparisons(means, pairs, dict.fromkeys(pairs, 0.01)).ranking()
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_score_that_is_not_a_number_takes_part_in_no_test(last):
+    """Own metrics may return NaN; NaN among p-values would void the other tests."""
+    known = {"a": arm([10.0, 11.0, 10.5], "a"), "b": arm([50.0, 51.0, 50.5], "b")}
+    broken = {"c": arm([9.0, math.nan, 8.0], "c")}
+    found = compare({**known, **broken} if last else {**broken, **known})
+    assert found.apart("a", "b") and not found.apart("a", "c") and len(found.adjusted) == 1
+    assert list(found.means) == ["a", "b", "c"]
+
+
 def test_arms_of_a_ranking_that_are_not_told_apart_share_a_letter():
     means = dict.fromkeys("abcd", 0.0)
     chain = {"ab", "ac", "ad", "bd", "cd"}

@@ -28,7 +28,10 @@ def test_losses(losses, found):
         ({10: 100.0, 40: 90.0, 50: 80.0, 60: 76.0, 100: 99.0}, "50"),  # 76.5 would be enough
         ({40: 90.0, 100: 85.0}, "at least 100"),
         ({50: 90.0}, "None"),
+        ({40: 59.0, 500: 59.0}, "at least 500"),  # guessing reaches 50
+        ({40: 58.0, 500: 58.0}, "None"),
+        ({40: 0.0, 500: 0.0}, "None"),
     ],
 )
 def test_accuracies(accuracies, found):
-    assert str(of_accuracies(accuracies, 40)) == found
+    assert str(of_accuracies(accuracies, 40, {40: 50.0})) == found

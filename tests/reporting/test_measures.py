@@ -107,6 +107,13 @@ def test_a_table_of_other_columns_and_rows_of_other_runs_are_left_out(tmp_path):
         read_measures(run, "fire")
 
 
+def test_rows_under_an_earlier_name_and_an_incomplete_line_are_no_values(tmp_path):
+    both = values("old", "fire", {64: 9.0, 128: 3.0}) + values("run", "fire", {64: 2.0})
+    written = HEAD + both + values("old", "fire", {64: 8.0}) + "run,fire,,10,256,1"
+    run = make_run(epath.Path(tmp_path) / "run", "fire", 0, m=written)
+    assert {row.length: row.value for row in read_measures(run, "fire")} == {64: 2.0, 128: 3.0}
+
+
 def test_a_report_keeps_the_values(tmp_path):
     measured = [dataclasses.replace(row("", "", 1.0), stderr=0.25)]
     write_results(epath.Path(tmp_path), Results(runs=[facts("fire", 0)], measures=measured))
