@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from fire_lm.config.configurables import imported
 from fire_lm.errors import UserError, did_you_mean
@@ -61,4 +61,8 @@ def _problem(kind: Any) -> str:
         return "has no `name` for its table"
     row = getattr(kind, "Row", None)
     columns = [field.name for field in dataclasses.fields(row)] if row is not None else []
-    return "" if columns[:4] == _FIRST else f"has no `Row` that begins with {', '.join(_FIRST)}"
+    if columns[:4] != _FIRST:
+        return f"has no `Row` that begins with {', '.join(_FIRST)}"
+    types = get_type_hints(row)
+    other = [name for name in columns if types[name] not in (str, int, float)]
+    return f"has a `Row` whose {other[0]} is none of str, int and float" if other else ""

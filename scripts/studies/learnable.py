@@ -27,6 +27,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import LengthAccuracy
 from fire_lm.results.tables import read_table
 from fire_lm.runs.saved import read_saved
+from fire_lm.tasks.synthetic.scoring import mean_weights
 
 LEARNED = 95.0
 SEQUENCES = 64
@@ -52,10 +53,10 @@ class Setting:
 SETTINGS = (
     Setting(2000, 32, 1e-3),
     Setting(4000, 16, 1e-3),
+    Setting(8000, 16, 1e-3),
     Setting(2000, 32, 3e-4),
     Setting(2000, 32, 3e-3),
-    Setting(8000, 32, 1e-3),
-    Setting(2000, 128, 1e-3),
+    Setting(16000, 16, 1e-3),
     Setting(8000, 128, 1e-3),
 )
 
@@ -76,16 +77,21 @@ class Try:
 
 
 def accuracy_of(run: Path) -> float:
-    """Return the mean accuracy of a run over the measured lengths up to its longest exercise."""
+    """Return the mean accuracy of a run over all lengths up to its longest exercise."""
     saved = read_saved(str(run))
     assert saved is not None
     data = saved.experiment.train.data
     assert isinstance(data, Synthetic)
     rows = read_table(run / "length_accuracy.csv", LengthAccuracy)
-    trained = [row.accuracy for row in rows if row.length <= data.max_length and not row.variant]
+    trained = sorted(
+        (row.length, row.accuracy)
+        for row in rows
+        if row.length <= data.max_length and not row.variant
+    )
     if not trained:
         raise RunFailed(f"{run}/length_accuracy.csv has no training length")
-    return sum(trained) / len(trained)
+    lengths, accuracies = zip(*trained, strict=True)
+    return float(mean_weights(lengths) @ accuracies)
 
 
 def attempt(task: str, model: str, encoding: str, seed: int, setting: Setting, run: Path) -> Try:
@@ -117,7 +123,8 @@ def search(
     unlearned = [(task, model) for model in models for task in tasks]
     for setting in SETTINGS:
         for task, model in list(unlearned):
-            name = f"{task}-{model}-{setting.steps}-{setting.batch}-{setting.learning_rate}"
+            of_setting = f"{setting.steps}-{setting.batch}-{setting.learning_rate}"
+            name = f"{task}-{model}-{encoding}-seed{seed}-{of_setting}"
             row = attempt(task, model, encoding, seed, setting, folder / name)
             if row.learned:
                 unlearned.remove((task, model))

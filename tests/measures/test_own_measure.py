@@ -19,7 +19,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import measure_class
 from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
-from fire_lm.results import read_table
+from fire_lm.results import Keyed, read_table
 from fire_lm.storage import LeaseLost
 from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.command import compute, compute_cells
@@ -92,6 +92,13 @@ COMPUTED: list[int] = []
 @dataclasses.dataclass(frozen=True)
 class NoColumns(Squares):
     Row = cast(Any, Cell)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherColumns(Squares):
+    """A CSV file would turn False into True."""
+
+    Row = dataclasses.make_dataclass("Causal", [("causal", bool)], bases=(Keyed,), frozen=True)
 
 
 def setting(workdir: Path, measure: Measure) -> Setting:
@@ -172,6 +179,7 @@ def test_an_interruption_counts_although_the_claim_is_lost_too(tmp_path):
         ("Squares", "it must be MODULE.CLASS"),
         ("test_own_measure.Square", "has no dataclass Square. Did you mean Squares?"),
         ("test_own_measure.NoColumns", "has no `Row` that begins with run, encoding, variant"),
+        ("test_own_measure.OtherColumns", "whose causal is none of str, int and float"),
         ("sample_scoring.Sweep", "is not a subclass of fire_lm.measures.Measure"),
         ("no_such_module.Mine", "--measure: cannot import no_such_module"),
     ],

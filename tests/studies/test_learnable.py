@@ -43,6 +43,8 @@ def test_a_search_keeps_the_tries_of_other_tasks(tried, tmp_path):
         found = [(row["task"], row["learned"]) for row in csv.DictReader(file)]
     one, other = ([(name, "False"), (name, "True")] for name in ("even_pairs", "odds_first"))
     assert found == one + other
+    learnable.main(["even_pairs", "--models=encoder", "--positions=fire", f"--output={tmp_path}"])
+    assert len({name for *_, name in tried}) == 6, "runs of another encoding or seed are others"
 
 
 def test_a_task_or_model_without_a_file_is_refused_before_training(tried, tmp_path):
