@@ -13,6 +13,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
+from fire_lm.runs.changed import changes, discard_results_after
 from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import (
@@ -101,13 +102,20 @@ def start_or_resume(start: Start) -> None:
         if saved != start.begun:
             start.check_same_experiment(saved)
 
+    def record(resumed_from: int) -> None:
+        """Save the configuration, after discarding results that a changed one makes obsolete."""
+        if leads:
+            if start.begun and changes(experiment, start.begun):
+                discard_results_after(workdir, resumed_from)
+            save_config(experiment, workdir, resumed_from)
+
     training.pretrain(
         run,
         workdir,
         model_of_source=lambda: saved_run(source, "INIT_FROM").experiment.model,
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
-        after_first_step=lambda: save_config(experiment, workdir) if leads else None,
+        after_first_step=record,
         ranked=lambda: best_steps(epath.Path(workdir), experiment.label),
         since=fire_lm.STARTED,
     )

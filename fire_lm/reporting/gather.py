@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 import time
@@ -13,9 +14,10 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.data import Synthetic
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import Experiment
 from fire_lm.models import layer_rows, parameter_shapes
+from fire_lm.processes import note_once
 from fire_lm.reporting.arms import arm_names, differing, scored_models, series_of, size_in_words
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
@@ -43,7 +45,8 @@ from fire_lm.results.tables import (
     TrainedTask,
     TrainingPoint,
 )
-from fire_lm.runs.saved import newest_config, no_run, saved_experiment
+from fire_lm.runs.changed import changes
+from fire_lm.runs.saved import newest_config, no_run, read_history, saved_experiment
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
@@ -103,7 +106,7 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
 def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results) -> Results:
     """Return the results of runs by name, which may differ from the name of the directory."""
     experiments = {run: saved_experiment(path) for run, path in places.items()}
-    settings = differing(experiments)
+    settings = [*differing(experiments), *earlier_settings(places, experiments)]
     arms = arm_names(experiments, settings)
     of_each = [_of_run(run, path, experiments[run], arms[run]) for run, path in places.items()]
     results = joined([*of_each, Results(settings=settings)])
@@ -128,6 +131,27 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
     if not with_probes:
         return results
     return joined([results, *probed_arms(places, experiments, results, before)])
+
+
+def earlier_settings(
+    places: Mapping[str, epath.Path], experiments: Mapping[str, Experiment]
+) -> list[Setting]:
+    """Return the settings that runs had in some of their steps only, before they were changed.
+
+    Their names begin with "earlier", and their values end with the step up to which they applied.
+    """
+    found = []
+    for run, path in places.items():
+        for (_, before), (until, _) in itertools.pairwise(read_history(path)):
+            try:
+                changed = changes(experiments[run], before)
+            except UserError as error:
+                note_once(f"{first_line(error)}\nearlier steps of the run are not compared")
+                continue
+            for name, old, _ in changed:
+                parameter = f"earlier.{name.rpartition('.')[2]}"
+                found.append(Setting(run, parameter, f"{old!r} until step {until}"))
+    return found
 
 
 def trained_tasks(experiments: dict[str, Experiment]) -> list[TrainedTask]:

@@ -355,8 +355,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
         file as `name`.
     """
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
-    csv.field_size_limit(_LONGEST_FIELD)
-    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    lines = _lines(text)
     if lines and _ADDED.issuperset(columns[len(lines[0]) :]):
         columns, types = columns[: len(lines[0])], types[: len(lines[0])]
     if lines and tuple(lines[0]) != columns:
@@ -370,16 +369,49 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
         raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
+def _lines(text: str) -> list[list[str]]:
+    """Return the fields of each line in the text of a CSV file, without an incomplete last line."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def remove_later_rows(path: epath.Path, step: int) -> bool:
+    """Remove the rows of steps after `step` from a table, and return whether it had any.
+
+    Other processes may write to the table concurrently. A table without the column `step` remains
+    unchanged.
+
+    Raises:
+      RunFailed: The file is damaged.
+    """
+
+    def up_to_step(content: bytes | None) -> str | None:
+        lines = _lines(_decoded(content, str(path)))
+        if not lines or "step" not in lines[0]:
+            return None
+        at = lines[0].index("step")
+        later = [line[at:] and line[at].isdecimal() and int(line[at]) > step for line in lines]
+        kept = [line for line, is_later in zip(lines, later, strict=True) if not is_later]
+        return _as_text(kept) if len(kept) < len(lines) else None
+
+    if up_to_step(storage.read_bytes(path)) is None:
+        return False
+    storage.change_text(path, up_to_step)
+    return True
+
+
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
     """Replace the file atomically, so that a reader never sees an incomplete file."""
     storage.replace_text(path, _in_csv(kind, rows))
 
 
 def _in_csv(kind: type[Any], rows: Iterable[Any]) -> str:
+    return _as_text([_columns(kind), *map(dataclasses.astuple, rows)])
+
+
+def _as_text(lines: Iterable[Iterable[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_columns(kind))
-    writer.writerows(dataclasses.astuple(row) for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 

@@ -13,6 +13,7 @@ from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.experiment import ABSENT, Experiment, check_positions
+from fire_lm.runs.changed import changes
 from fire_lm.runs.inputs import read_inputs
 from fire_lm.runs.saved import Saved, read_saved, saved_run, tokenized_of_run
 from fire_lm.training import Pretraining
@@ -135,6 +136,7 @@ class Start:
                 f"{workdir} was created by `fire-lm {saved.kind}`, so `fire-lm {kind}` cannot "
                 "continue it: choose another --workdir"
             )
+        self._check_same_source(begun)
         if self.allow_change:
             self._check_same_encoding(begun)
             self._check_past_lengths(begun)
@@ -144,15 +146,7 @@ class Start:
             raise begun.damaged(f"it lacks {', '.join(lacking[:3])}")
         if not differing:
             return
-        inputs, paths = read_inputs(workdir), self.experiment.paths
-        longer = ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
-        changed = [
-            str(difference)
-            for difference in differing
-            if (difference.name not in longer or difference.new <= difference.old)
-            and not inputs.same_input(*difference, paths)
-        ]
-        if changed:
+        if changed := [str(difference) for difference in changes(self.experiment, begun)]:
             remedy = (
                 ", or add --allow_config_change to continue in this one"
                 if not available_steps(workdir) or _fits(self.experiment.train, saved.train)
@@ -163,6 +157,16 @@ class Start:
                 f"{'; '.join(changed)}\nchoose another --workdir{remedy}"
             )
         self._check_past_lengths(begun)
+
+    def _check_same_source(self, begun: Saved) -> None:
+        """Reject another INIT_FROM for a run that has begun, on which it would have no effect."""
+        steps = available_steps(begun.workdir)
+        for difference in changes(self.experiment, begun) if steps else ():
+            if difference.name in ("INIT_FROM", f"{self.experiment.kind}.init_from"):
+                raise UserError(
+                    f"{begun.workdir} has reached step {max(steps)}, so another INIT_FROM has no "
+                    f"effect ({difference})\nleave it as it was, or choose another --workdir"
+                )
 
     def _check_same_encoding(self, begun: Saved) -> None:
         """Reject an encoding other than that of the saved checkpoints.

@@ -23,11 +23,16 @@ from fire_lm.runs.inputs import note_changed_modules, read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 from fire_lm.training.lock import writer_of
 
+_RESUMED = "# resumed from step "  # the beginning of a configuration that a later start saved
 
-def save_config(experiment: Experiment, workdir: str | epath.Path) -> epath.Path:
+
+def save_config(
+    experiment: Experiment, workdir: str | epath.Path, resumed_from: int = 0
+) -> epath.Path:
     """Write the configuration to config.gin and return the path of the file.
 
-    The inputs of the run are recorded first, so that every configuration has its record.
+    Its first line has the step from which the run resumed, if any. The inputs of the run are
+    recorded first, so that every configuration has its record.
 
     If config.gin exists, the first unused name among config_1.gin, config_2.gin and so on is used.
     The folder is created if it does not exist. No file is ever overwritten, and a crash leaves no
@@ -38,9 +43,8 @@ def save_config(experiment: Experiment, workdir: str | epath.Path) -> epath.Path
         make_folder(folder)
         record_inputs(experiment, workdir)
         names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
-        return next(
-            folder / name for name in names if create_text(folder / name, experiment.text())
-        )
+        text = f"{_RESUMED}{resumed_from}\n" * bool(resumed_from) + experiment.text()
+        return next(folder / name for name in names if create_text(folder / name, text))
     except OSError as error:
         reason = first_line(error)
         raise UserError(f"cannot write the configuration to {workdir}: {reason}") from None
@@ -57,12 +61,19 @@ def newest_config(
     Raises:
       RunFailed: The folder cannot be listed, so whether it contains a run is unknown.
     """
+    return next(reversed(_configs(workdir, inside)), None)
+
+
+def _configs(
+    workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
+) -> list[epath.Path]:
+    """Return the paths of the configurations of all starts, the newest last."""
     by_number = {
         int(match[1] or 0): path
         for path in (children(place(workdir)) if inside is None else inside)
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
-    return by_number[max(by_number)] if by_number else None
+    return [by_number[number] for number in sorted(by_number)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +89,17 @@ class Saved:
     workdir: str
     path: epath.Path
     text: str
+
+    @property
+    def resumed_from(self) -> int:
+        """The step from which the start resumed; 0 if it began the run or recorded none."""
+        first = self.text.partition("\n")[0]
+        return int(first.removeprefix(_RESUMED)) if first.startswith(_RESUMED) else 0
+
+    @property
+    def settings(self) -> str:
+        """The text without the step."""
+        return self.text.partition("\n")[2] if self.resumed_from else self.text
 
     @property
     def experiment(self) -> Experiment:
@@ -123,9 +145,32 @@ def read_saved(workdir: str | epath.Path) -> Saved | None:
       UserError: The configuration cannot be read.
     """
     path = newest_config(workdir)
-    if path is None:
-        return None
-    saved = Saved(str(workdir), path, "")
+    return None if path is None else _read(str(workdir), path)
+
+
+def read_history(workdir: str | epath.Path) -> list[tuple[int, Saved]]:
+    """Read the configurations with which the steps of a run were trained, the newest last.
+
+    Each has the step from which it was used. Starts whose steps were discarded are left out, and so
+    are those before a configuration that does not record its step, as earlier versions wrote them.
+
+    Raises:
+      RunFailed: The folder cannot be listed.
+      UserError: A configuration cannot be read.
+    """
+    history: list[tuple[int, Saved]] = []
+    for saved in (_read(str(workdir), path) for path in _configs(workdir)):
+        since = saved.resumed_from
+        history = [one for one in history if one[0] < since]
+        if not history or history[-1][1].settings != saved.settings:
+            history.append((since, saved))
+        else:  # the same settings again
+            history[-1] = history[-1][0], saved
+    return history
+
+
+def _read(workdir: str, path: epath.Path) -> Saved:
+    saved = Saved(workdir, path, "")
     try:
         return dataclasses.replace(saved, text=path.read_bytes().decode("utf-8-sig"))
     except UnicodeError:

@@ -92,6 +92,17 @@ class Lease:
         content = objects.read(self._path).content
         return "" if content is None else _named(content)
 
+    def is_held(self) -> bool:
+        """Return whether a process holds the lease that, as far as is known, has not died.
+
+        Raises:
+          RunFailed: The request to the storage fails.
+        """
+        stored = objects.read(self._path)
+        return stored.content is not None and not _is_void(
+            self._path, stored.content, stored.generation
+        )
+
     def sign(self) -> None:
         """Sign the lease again, so that no other process takes it over during the next minute.
 

@@ -12,6 +12,7 @@ from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
 from fire_lm.runs.saved import saved_experiment
 from fire_lm.sweeps.command import Command
 from fire_lm.training import stopped_at
+from fire_lm.training.lock import is_being_written
 
 # The number of attempts after which an intact checkpoint that cannot be scored is skipped.
 _TRIES = 3
@@ -110,6 +111,8 @@ class Survey:
         finished = {step for workdir, step in self._finished if workdir == name}
         if run.steps and set(run.steps) <= finished | set(steps):
             return True
+        if is_being_written(name):
+            return False  # a start with more steps records them only after its first step
         if steps and steps[-1] >= last:
             return True
         stopped = stopped_at(run.workdir)

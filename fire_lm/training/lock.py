@@ -107,6 +107,16 @@ def writer_of(workdir: str) -> str:
     return ""
 
 
+def is_being_written(workdir: str) -> bool:
+    """Return whether a process holds the lock of a run directory.
+
+    In a bucket, the lock of a killed process counts for a minute from the first call on.
+    """
+    if in_bucket(workdir):
+        return Lease(f"{workdir.rstrip('/')}/.lock").is_held()
+    return bool(writer_of(workdir))
+
+
 @contextlib.contextmanager
 def _flocked(workdir: Path) -> Iterator[None]:
     path = workdir / ".lock"

@@ -67,7 +67,7 @@ def pretrain(
     *,
     model_of_source: Callable[[], Decoder] | None = None,
     once_held: Callable[[], None] = lambda: None,
-    after_first_step: Callable[[], None] = lambda: None,
+    after_first_step: Callable[[int], None] = lambda _: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
     heading: str = "",
     since: float | None = None,
@@ -81,8 +81,8 @@ def pretrain(
       once_held: A function that is called once the run directory is locked, and that may raise an
         error about the directory's contents.
       after_first_step: A function that is called when the first step of this start is complete, for
-        example to record the configuration. A start that fails earlier leaves the run directory as
-        it was.
+        example to record the configuration, with the step from which the run resumed. A start that
+        fails earlier leaves the run directory as it was.
       ranked: A function that returns the evaluated steps, starting with the best, for
         `Checkpointing.keep_best`.
       heading: Text to print before the description of the run. Both are printed once the data is
@@ -146,7 +146,7 @@ def train(
     job: Job,
     start_step: int,
     model_of_source: Callable[[], Decoder] | None,
-    after_first_step: Callable[[], None],
+    after_first_step: Callable[[int], None],
     description: str,
 ) -> bool:
     """Train from `start_step` (0 or an intact step), and return whether a signal ended training."""

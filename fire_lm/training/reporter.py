@@ -76,7 +76,7 @@ class Reporter:
         goodput: Goodput,
         newest_saved: Callable[[], int],
         quiet: bool,
-        after_first_step: Callable[[], None] = lambda: None,
+        after_first_step: Callable[[int], None] = lambda _: None,
     ):
         self._run, self.counters = run, counters
         self._workdir, self._start, self._quiet = workdir, start_step, quiet
@@ -158,7 +158,7 @@ class Reporter:
 
     def _begin(self) -> None:
         """Open the logs. A start that fails before its first step is complete writes no files."""
-        self._after_first_step()
+        self._after_first_step(self._start)
         self._goodput.begun = self._begun = True
         if not self._quiet:
             self._log = MetricsLog(self._workdir, self._start, self._run.trackers)

@@ -12,7 +12,7 @@ from sample_config import BASE, FIRE_GIN, ROPE_GIN, load, outcome
 from fire_lm import config
 from fire_lm.errors import UserError
 from fire_lm.experiment import ABSENT, Experiment
-from fire_lm.runs.saved import save_config
+from fire_lm.runs.saved import read_history, save_config
 
 AWKWARD = ["", "a'b", 'a"b', "a\\b", "a\nb", "%x", "@y", "é…\udcff", "# no comment", "  ", "None"]
 
@@ -128,6 +128,23 @@ def test_every_start_saves_its_own_file(tmp_path):
         second.text(),
         first.text(),
     ]
+
+
+def test_the_history_of_a_run_has_the_settings_of_the_steps_that_it_kept(tmp_path):
+    """A run may be rolled back to a step before its settings changed."""
+    old, new = (Experiment("pretrain", load(tmp_path, *more)) for more in ((), ("TRAIN_STEPS=5",)))
+    run = tmp_path / "run"
+
+    def history_after(experiment, step):
+        save_config(experiment, run, step)
+        return [(since, saved.path.name) for since, saved in read_history(run)]
+
+    assert history_after(old, 0) == [(0, "config.gin")]
+    assert history_after(old, 7) == [(0, "config_1.gin")], "the same settings again"
+    assert history_after(new, 15) == [(0, "config_1.gin"), (15, "config_2.gin")]
+    assert history_after(new, 20) == [(0, "config_1.gin"), (15, "config_3.gin")]
+    assert history_after(old, 10) == [(0, "config_4.gin")]
+    assert read_history(run)[0][1].settings == old.text()
 
 
 def test_an_unwritable_workdir_is_told(tmp_path):

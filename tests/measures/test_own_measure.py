@@ -98,7 +98,9 @@ class NoColumns(Squares):
 class OtherColumns(Squares):
     """A CSV file would turn False into True."""
 
-    Row = dataclasses.make_dataclass("Causal", [("causal", bool)], bases=(Keyed,), frozen=True)
+    Row = cast(
+        Any, dataclasses.make_dataclass("Causal", [("causal", bool)], bases=(Keyed,), frozen=True)
+    )
 
 
 def setting(workdir: Path, measure: Measure) -> Setting:

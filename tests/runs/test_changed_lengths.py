@@ -10,7 +10,7 @@ from training_experiments import experiment_of
 from fire_lm.errors import UserError
 from fire_lm.models import lengths
 from fire_lm.reporting.arms import arm_names, differing
-from fire_lm.reporting.gather import _facts
+from fire_lm.reporting.gather import run_facts
 from fire_lm.runs import resuming
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config
@@ -77,7 +77,7 @@ def test_encodings_derive_their_values_from_the_first_length(position):
 def test_other_commands_read_the_longest_length_that_was_reached():
     run = scheduled().train
     assert (run.trained_length, run.lengths_in_words) == (64, "32, then 64 after 75 %")
-    facts = _facts_of(scheduled())
+    facts = run_facts_of(scheduled())
     assert (facts.train_length, facts.batch_size, facts.trained_at) == (
         *(64, 4),
         "32, then 64 after 75 %",
@@ -86,10 +86,10 @@ def test_other_commands_read_the_longest_length_that_was_reached():
     assert early.trained_length == 32
 
 
-def _facts_of(experiment):
+def run_facts_of(experiment):
     from etils import epath
 
-    return dataclasses.replace(_facts(epath.Path("nowhere"), experiment, "arm", 0), run="run")
+    return dataclasses.replace(run_facts(epath.Path("nowhere"), experiment, "arm", 0), run="run")
 
 
 def test_reports_keep_runs_of_different_schedules_apart():

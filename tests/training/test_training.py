@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from sample_run import SAVE_EVERY, STEPS, assert_same_state, command, logged, saved_state
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,7 +19,8 @@ from fire_lm.checkpoints import available_steps, restore_params
 from fire_lm.cli import main
 from fire_lm.data import TextData, scoring_text
 from fire_lm.models import token_losses
-from fire_lm.runs.saved import read_saved
+from fire_lm.reporting.gather import earlier_settings
+from fire_lm.runs.saved import read_saved, saved_experiment
 from fire_lm.training import AdamW, Pretraining, loop
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter
@@ -150,7 +152,19 @@ def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys)
     assert "--allow_config_change" in told and "TRAIN_STEPS" not in told
     assert sorted(path.name for path in copy.iterdir()) == before
 
+    tables = [copy / "task_table.csv", copy / "measures" / "own.csv"]
+    predictions = [copy / "predictions" / f"t.s.plain.{n}.64.jsonl" for n in (STEPS, STEPS + 1)]
+    for path in (*tables, *predictions):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"run,step,score\na,{STEPS},1\na,{STEPS + 1},2\n")
     assert main([*changed, "--allow_config_change"]) == 0
+    for path in tables:
+        assert path.read_text() == f"run,step,score\na,{STEPS},1\n", "of steps that were redone"
+    assert [path.exists() for path in predictions] == [True, False]
+    changed_settings = earlier_settings({"run": epath.Path(copy)}, {"run": saved_experiment(copy)})
+    assert [(one.name, one.value) for one in changed_settings] == [
+        ("earlier.BATCH_SIZE", f"8 until step {STEPS}")
+    ]
     assert "BATCH_SIZE = 8" in (copy / "config.gin").read_text()
     assert "BATCH_SIZE = 4" in (copy / "config_1.gin").read_text()
     tokens = [row["tokens"] for row in logged(copy)]

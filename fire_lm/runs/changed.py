@@ -1,0 +1,51 @@
+"""Runs whose settings changed between two starts, and results that such a change makes obsolete."""
+
+from __future__ import annotations
+
+import re
+
+from etils import epath
+
+from fire_lm import storage
+from fire_lm.experiment import ABSENT, Difference, Experiment
+from fire_lm.processes import say
+from fire_lm.results.tables import remove_later_rows
+from fire_lm.runs.inputs import read_inputs
+from fire_lm.runs.saved import Saved
+
+
+def changes(experiment: Experiment, begun: Saved) -> list[Difference]:
+    """Return the settings on which training depends that differ from those of an earlier start.
+
+    More steps are no change, nor are other paths of the same inputs.
+
+    Raises:
+      UserError: The earlier configuration cannot be loaded.
+    """
+    inputs, paths = read_inputs(begun.workdir), experiment.paths
+    longer = ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{experiment.kind}.train_steps")
+    return [
+        difference
+        for difference in experiment.differences_from(begun.experiment)
+        if difference.old is ABSENT
+        or difference.name not in longer
+        or difference.new <= difference.old
+        if not inputs.same_input(*difference, paths)
+    ]
+
+
+def discard_results_after(workdir: str | epath.Path, step: int) -> None:
+    """Remove the results of steps after `step`, which belong to checkpoints that no longer exist.
+
+    A run that resumes with other settings reaches the same steps with other parameters. Without
+    this, later sweeps would take the rows of the discarded checkpoints for theirs.
+    """
+    folder = storage.place(workdir)
+    for path in (*storage.children(folder), *storage.children(folder / "measures")):
+        if path.name.endswith(".csv") and remove_later_rows(path, step):
+            say(f"removed the rows of steps after {step} from {path}: the settings have changed")
+    for path in storage.children(folder / "predictions"):
+        # TASK.SPLIT.VARIANT.STEP.LENGTH..., see `predictions_file`
+        named = re.match(r"(?:[^.]*\.){3}(\d+)\.", path.name)
+        if named and int(named[1]) > step:
+            storage.remove(path)
