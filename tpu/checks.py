@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -34,12 +35,15 @@ def check_run(config: Experiment, where: ConfigDict) -> tuple[int, ...]:
       The numbers of slices on which the run can continue; none without `min_slices`.
 
     Raises:
-      UserError: The hosts cannot read a file, or the mesh or the batch does not fit the slice.
+      UserError: The hosts cannot read a file or import a module, or the mesh or the batch does not
+        fit the slice.
     """
     from fire_lm.preflight.plan import check_plan, local_paths, slices_that_fit
 
     for name, path in local_paths(config):
         check_readable(name, path, where)
+    for module in config.imports:
+        check_importable(module, where)
     run = config.train
     check_plan(run, slice_of(where))
     return slices_that_fit(run, slice_of(where), where.min_slices) if where.min_slices else ()
@@ -111,4 +115,22 @@ def check_readable(name: str, path: str, where: ConfigDict) -> None:
     raise UserError(
         f"{name} is {path}, a path on this machine: the hosts of {where.accelerator} cannot read "
         f"it\ncopy it to the bucket, and set --gin.{name}=gs://{where.bucket}/{last}"
+    )
+
+
+def check_importable(module: str, where: ConfigDict) -> None:
+    """Raise UserError if the image contains neither an imported module nor its installed package.
+
+    Hosts import packages from the root of the repository, and those of requirements.lock.
+    """
+    path = module.replace(".", "/")
+    if images.contains(f"{path}.py") or images.contains(f"{path}/__init__.py"):
+        return
+    locked = (images.ROOT / "requirements.lock").read_text()
+    installed = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+    if any(f"{name.lower().replace('_', '-')}==" in locked for name in installed):
+        return
+    raise UserError(
+        f"{module} is imported, but the hosts of {where.accelerator} do not have it\ncopy its "
+        f"package into {images.ROOT}, beside fire_lm, so that the image contains it"
     )

@@ -31,7 +31,7 @@ def experiment_flags(arguments: argparse.Namespace) -> list[str]:
     flags = [*gin_flags(arguments), *arguments.rest]
     if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
         raise UserError("the run directory follows from NAME and the bucket: omit --workdir")
-    cli.parse(["pretrain", *flags])
+    cli.parse(["finetune" if arguments.verb == "finetune" else "pretrain", *flags])
     return flags
 
 

@@ -55,6 +55,8 @@ def arms(
             near = nearest(position, known)
             hint = f"did you mean {near}?" if near else f"known encodings: {', '.join(known)}"
             raise UserError(f"--positions: there is no configs/positions/{position}.gin; {hint}")
+    if "SEED" in varied:
+        raise UserError("--vary.SEED is not the seed in the names of arms: use --seeds instead")
     found = []
     for position, seed, values in itertools.product(
         positions, seeds, itertools.product(*varied.values())

@@ -48,6 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
             paths = arguments.gin_search_paths
             value = ",".join(for_hosts(path, arguments, paths) for path in files)
         varied.setdefault(key, []).append(value)
+    for bound in (binding.partition("=")[0] for binding in arguments.bindings):
+        if bound == "SEED" or bound in varied:
+            instead = "--seeds" if bound == "SEED" else f"--vary.{bound}"
+            raise UserError(f"--gin.{bound} has no effect, because {instead} sets it for each arm")
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = of_arms(chosen, lambda arm: check_experiment([*flags, *arm.flags]))
     scoring, measure = _scoring(list(configs.values()), arguments), _measure(arguments)
@@ -82,6 +86,8 @@ def run(arguments: argparse.Namespace) -> None:
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
     slices = of_arms(chosen, lambda arm: checks.check_run(configs[arm], where))
+    if arguments.measure:
+        checks.check_importable(arguments.measure.rpartition(".")[0], where)
     checks.check_place(where)
     output = arguments.output or f"runs/{name}"
     require_folder(place(output), "--output")

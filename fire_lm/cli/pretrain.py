@@ -13,8 +13,9 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.changed import changes, discard_results_after
+from fire_lm.runs.changed import affects_results, changes, discard_results_after
 from fire_lm.runs.inherited import training_experiment
+from fire_lm.runs.inputs import note_changed_modules
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import (
     best_steps,
@@ -93,6 +94,8 @@ def start_or_resume(start: Start) -> None:
         saved_source = saved_run(source, "INIT_FROM")
         if leads:
             print(start.compared_with(saved_source))
+    if start.has_checkpoints:
+        note_changed_modules(workdir)
     run = start.run
     note = run.data.note(run.train_length)
 
@@ -105,7 +108,7 @@ def start_or_resume(start: Start) -> None:
     def record(resumed_from: int) -> None:
         """Save the configuration, after discarding results that a changed one makes obsolete."""
         if leads:
-            if start.begun and changes(experiment, start.begun):
+            if start.begun and changes(experiment, start.begun, affects_results):
                 discard_results_after(workdir, resumed_from)
             save_config(experiment, workdir, resumed_from)
 

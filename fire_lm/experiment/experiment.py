@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fire_lm.config import Config, Scoped, Statement, check_needed, same
@@ -186,8 +186,12 @@ class Experiment:
             return self
         return Experiment(self.kind, self._config.with_values(values, where))
 
-    def differences_from(self, old: Experiment) -> list[Difference]:
+    def differences_from(
+        self, old: Experiment, of: Callable[[str], bool] = lambda parameter: True
+    ) -> list[Difference]:
         """Return the values on which training depends that differ from those of `old`.
+
+        Only the parameters for which `of` returns True are compared.
 
         Macros are expanded, so moving a value into a macro makes no difference. For two different
         references, only the references are listed, not the parameters of their configurables.
@@ -195,7 +199,7 @@ class Experiment:
         before, now = old.settings, self.settings
         both = {_owner(name) for name in before} & {_owner(name) for name in now}
         changed = {}
-        for parameter in filter(lambda name: _owner(name) in both, {**now, **before}):
+        for parameter in filter(lambda name: _owner(name) in both and of(name), {**now, **before}):
             name, new = now.get(parameter, (parameter, ABSENT))
             _, was = before.get(parameter, ("", ABSENT))
             if not same(was, new):

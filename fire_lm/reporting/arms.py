@@ -14,16 +14,12 @@ from fire_lm.models import ModelSize
 from fire_lm.reporting.series import grouped
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import BudgetSeries, ScoredModel, TaskScore
+from fire_lm.runs.changed import affects_results
 from fire_lm.training import in_words
 
-# Settings that do not affect results, and configurables that have only such settings. Paths are
-# among them: where they lead to different texts, `_with_texts` adds the texts to names.
-_IDLE = (
-    *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
-    *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
-    *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
-)
-_IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
+# Seeds tell the runs of an arm apart. Where paths lead to different texts, `_with_texts` adds the
+# texts to names.
+_SEEDS = ("pretrain.seed", "finetune.seed")
 _LENGTHS = "pretrain.train_lengths"
 # The values of a setting that is off. Names of arms omit these settings.
 _OFF = ("None", "Resampling()")
@@ -70,8 +66,7 @@ def arm_names(
     """
     own: dict[str, dict[str, str]] = {run: {} for run in experiments}
     for setting in settings:
-        configurable = setting.name.rpartition(".")[0]
-        if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
+        if setting.name not in _SEEDS and affects_results(setting.name):
             own[setting.run][setting.name] = _what(setting)
     names, differs = {}, {}
     for run, experiment in experiments.items():

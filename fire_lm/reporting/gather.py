@@ -45,7 +45,7 @@ from fire_lm.results.tables import (
     TrainedTask,
     TrainingPoint,
 )
-from fire_lm.runs.changed import changes
+from fire_lm.runs.changed import affects_results, changes
 from fire_lm.runs.saved import newest_config, no_run, read_history, saved_experiment
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
@@ -144,7 +144,7 @@ def earlier_settings(
     for run, path in places.items():
         for (_, before), (until, _) in itertools.pairwise(read_history(path)):
             try:
-                changed = changes(experiments[run], before)
+                changed = changes(experiments[run], before, affects_results)
             except UserError as error:
                 note_once(f"{first_line(error)}\nearlier steps of the run are not compared")
                 continue

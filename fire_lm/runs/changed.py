@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from etils import epath
 
@@ -13,11 +14,29 @@ from fire_lm.results.tables import remove_later_rows
 from fire_lm.runs.inputs import read_inputs
 from fire_lm.runs.saved import Saved
 
+# Parameters that do not affect results, and configurables that have only such parameters. Paths are
+# among them: a run cannot resume on another text.
+_WITHOUT_EFFECT = (
+    *("pretrain.log_every", "finetune.log_every"),
+    *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
+    *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
+)
+_CONFIGURABLES_WITHOUT_EFFECT = ("Checkpointing", "Watchdog", "MeshShape")
 
-def changes(experiment: Experiment, begun: Saved) -> list[Difference]:
+
+def affects_results(parameter: str) -> bool:
+    """Return whether results depend on a parameter, beyond rounding."""
+    configurable = parameter.rpartition(".")[0]
+    return parameter not in _WITHOUT_EFFECT and configurable not in _CONFIGURABLES_WITHOUT_EFFECT
+
+
+def changes(
+    experiment: Experiment, begun: Saved, of: Callable[[str], bool] = lambda parameter: True
+) -> list[Difference]:
     """Return the settings on which training depends that differ from those of an earlier start.
 
-    More steps are no change, nor are other paths of the same inputs.
+    More steps are no change, nor are other paths of the same inputs. Only the parameters for which
+    `of` returns True are compared.
 
     Raises:
       UserError: The earlier configuration cannot be loaded.
@@ -26,7 +45,7 @@ def changes(experiment: Experiment, begun: Saved) -> list[Difference]:
     longer = ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{experiment.kind}.train_steps")
     return [
         difference
-        for difference in experiment.differences_from(begun.experiment)
+        for difference in experiment.differences_from(begun.experiment, of)
         if difference.old is ABSENT
         or difference.name not in longer
         or difference.new <= difference.old

@@ -13,7 +13,7 @@ from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.experiment import ABSENT, Experiment, check_positions
-from fire_lm.runs.changed import changes
+from fire_lm.runs.changed import affects_results, changes
 from fire_lm.runs.inputs import read_inputs
 from fire_lm.runs.saved import Saved, read_saved, saved_run, tokenized_of_run
 from fire_lm.training import Pretraining
@@ -138,6 +138,7 @@ class Start:
             )
         self._check_same_source(begun)
         if self.allow_change:
+            self._check_unfinished(begun)
             self._check_same_encoding(begun)
             self._check_past_lengths(begun)
             return
@@ -167,6 +168,20 @@ class Start:
                     f"{begun.workdir} has reached step {max(steps)}, so another INIT_FROM has no "
                     f"effect ({difference})\nleave it as it was, or choose another --workdir"
                 )
+
+    def _check_unfinished(self, begun: Saved) -> None:
+        """Reject other settings for a run that has already reached its last step."""
+        newest, last = (
+            max(available_steps(begun.workdir), default=0),
+            self.experiment.train.train_steps,
+        )
+        changed = changes(self.experiment, begun, affects_results) if newest >= last else []
+        if changed:
+            raise UserError(
+                f"{begun.workdir} has reached step {newest} of {last}, so other settings have no "
+                f"effect ({'; '.join(map(str, changed))})\nraise TRAIN_STEPS, or choose another "
+                "--workdir"
+            )
 
     def _check_same_encoding(self, begun: Saved) -> None:
         """Reject an encoding other than that of the saved checkpoints.
@@ -247,6 +262,8 @@ def _fits(run: Pretraining, trained: Pretraining) -> bool:
         return False
     if run.data.fixed_batch and run.batch_size != trained.batch_size:
         return False
+    # An average of the parameters may be turned on or off (training/averages.py).
+    run = dataclasses.replace(run, ema_decay=trained.ema_decay)
     arrays = [
         [(name, leaf.shape, leaf.dtype) for name, leaf in tree_leaves_with_path(state)]
         for state in (run.abstract_state(), trained.abstract_state())

@@ -22,7 +22,7 @@ from fire_lm import sharding
 from fire_lm.checkpoints import Checkpoints, array_paths, evaluation_params
 from fire_lm.console import Progress, phase
 from fire_lm.data import cut, unknown_warning
-from fire_lm.errors import Preempted, RunFailed
+from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.hardware.jax_settings import check_same_precision, precision
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.processes import wait_for_all
@@ -354,7 +354,11 @@ def run_steps(
     for step in range(start_step + 1, run.train_steps + 1):
         job.still_ours.check()
         job.goodput.enter(DATA)
-        batch, first = next_batch(batches, run, step) if first is None else first, None
+        try:
+            batch, first = next_batch(batches, run, step) if first is None else first, None
+        except (UserError, RunFailed):
+            save_before(step, job, reporter, batches, state)
+            raise
         job.goodput.enter(DEVICES)
         limit = np.float32(run.spikes.skip_above(reporter.recent_losses(step)))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
@@ -378,6 +382,19 @@ def run_steps(
         if stopping:
             return True
     return False
+
+
+def save_before(
+    step: int, job: Job, reporter: Reporter, batches: data_layer.TrainIterator, state: TrainState
+) -> None:
+    """Save the state before a step whose batch cannot be read, unless it is saved or not sound.
+
+    In a job of several processes, the others may have read theirs, so nothing is saved.
+    """
+    reporter.flush()
+    if jax.process_count() == 1 and reporter.sound and step - 1 > job.checkpoints.newest():
+        print(f"the batch of step {step} cannot be read: saving step {step - 1}", flush=True)
+        save(job, reporter, batches, step - 1, state)
 
 
 def save(

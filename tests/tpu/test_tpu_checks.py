@@ -71,6 +71,27 @@ def test_a_run_that_hosts_could_not_start_is_refused(bindings, words):
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
 
 
+def test_a_module_that_hosts_do_not_have_is_refused(tmp_path, monkeypatch):
+    """Preflight on this machine would find it."""
+    (tmp_path / "my_own_package").mkdir()
+    (tmp_path / "my_own_package" / "encoding.py").write_text(
+        "import dataclasses\n\n\n@dataclasses.dataclass\nclass Mine:\n    x: int = 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    where, paths = load("v4_8", SITE), ["DATA_DIR='gs://b/data'", "VOCABULARY='gs://b/spm.model'"]
+    config = load_experiment(FILES, paths, imports=["my_own_package.encoding"])
+    with pytest.raises(UserError, match="my_own_package.encoding is imported, but the hosts of v4"):
+        checks.check_run(config, where)
+    for module in (
+        "fire_lm.positions.fire",
+        "fire_lm.positions",
+        "optax.contrib",
+        "ml_collections",
+    ):
+        checks.check_importable(module, where)
+    assert "PYTHONPATH=/fire_lm" in (image.ROOT / "tpu" / "Dockerfile").read_text()
+
+
 def test_a_path_in_the_image_can_be_read():
     assert image.contains("configs") and not image.contains(str(image.ROOT / "configs"))
     assert not image.contains(".venv") and not image.contains("../x") and not image.contains("none")

@@ -23,6 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
             ["--cluster.zone=a", "--cluster.zone=b"],
             "only the last of repeated bindings applies: --cluster.zone=b",
         ),
+        (["--gin.SEED=5"], "--gin.SEED has no effect, because --seeds sets it for each arm"),
+        (
+            ["--gin.BATCH_SIZE=8", "--vary.BATCH_SIZE=16"],
+            "--gin.BATCH_SIZE has no effect, because --vary.BATCH_SIZE sets it",
+        ),
+        (["--vary.SEED=3"], "use --seeds"),
         (["--output=gs://bucket/grid"], "with --local, it must be a local folder"),
         ([f"--output={__file__}"], "is not a folder"),
     ],

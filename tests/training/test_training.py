@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm.checkpoints import available_steps, restore_params
 from fire_lm.cli import main
 from fire_lm.data import TextData, scoring_text
+from fire_lm.errors import RunFailed
 from fire_lm.models import token_losses
 from fire_lm.reporting.gather import earlier_settings
 from fire_lm.runs.saved import read_saved, saved_experiment
@@ -177,6 +178,29 @@ def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys)
 def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):
     assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS - 1}")) == 2
     assert "TRAIN_STEPS: 12 -> 11" in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_the_steps_before_a_batch_that_cannot_be_read_are_saved(
+    finished, data_dir, tmp_path, monkeypatch, capsys
+):
+    """Each restart would otherwise repeat them, and fail at the same batch."""
+
+    def broken(batches, run, step, read=loop.next_batch):
+        if step == SAVE_EVERY + 2:
+            raise RunFailed("a damaged chunk")
+        return read(batches, run, step)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "next_batch", broken)
+        assert main(command(data_dir, run)) == 1
+    told = capsys.readouterr()
+    assert f"the batch of step {SAVE_EVERY + 2} cannot be read" in told.out
+    assert "a damaged chunk" in told.err
+    assert available_steps(run) == [SAVE_EVERY, SAVE_EVERY + 1]
+    assert main(command(data_dir, run)) == 0
+    assert_same_state(run, finished)
 
 
 @pytest.mark.ci
