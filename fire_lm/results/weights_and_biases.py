@@ -27,7 +27,7 @@ class WandB:
     """A run of Weights & Biases for a run directory, which every start continues.
 
     Its id is kept in the run directory. Steps that a start repeats are dropped by W&B, which has
-    them already: a resumed run repeats them bit for bit.
+    them already: a run that resumes with the same settings repeats them bit for bit.
 
     Attributes:
       project: The project of the run.

@@ -17,12 +17,16 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.experiment import load_experiment
 from fire_lm.results import SweepRow, merge_table, ranked_steps, read_table
 from fire_lm.runs import find
+from fire_lm.runs.find import RunSteps
+from fire_lm.runs.saved import save_config
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps import survey as survey_module
 from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.survey import Survey
+from fire_lm.training.lock import only_writer
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
@@ -139,6 +143,18 @@ def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, c
     (run / "config.gin").write_text(re.sub(r"(?m)^TRAIN_STEPS = .*\n", "", bound))
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
     assert steps_of(run) == available_steps(run)
+
+
+def test_a_run_that_is_being_started_again_has_not_ended(tmp_path, monkeypatch):
+    """Its configuration has the former number of steps until its first step is complete."""
+    experiment = load_experiment(["configs/runs/quickstart.gin"], ["POSITION=@RoPE"])
+    save_config(experiment, tmp_path)
+    survey = Survey(Sweep(parse(["sweep", str(tmp_path), "--follow"])))
+    monkeypatch.setattr(survey_module, "available_steps", lambda _: [experiment.train.train_steps])
+    run = RunSteps(epath.Path(tmp_path))
+    with only_writer(str(tmp_path)):
+        assert not survey._has_ended(run)
+    assert survey._has_ended(run)
 
 
 def test_a_step_that_never_existed_is_named_once_training_has_ended(tmp_path, monkeypatch):
