@@ -22,6 +22,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -113,6 +114,8 @@ class Measure(abc.ABC):
         are computed. Otherwise, those of a cell are written together, so that a cell of which the
         table has rows is finished.
       write_every: The minimum number of seconds between two writes; each rewrites the table.
+      unrecorded: The names of fields that may change from command to command, because the keys of
+        the rows contain them or the values do not depend on them; see `recorded`.
     """
 
     name: ClassVar[str]
@@ -120,6 +123,7 @@ class Measure(abc.ABC):
     Row: ClassVar[type[Keyed]]
     resumes: ClassVar[bool] = False
     write_every: ClassVar[float] = 0.0
+    unrecorded: ClassVar[tuple[str, ...]] = ()
     mesh: MeshShape = MeshShape()
 
     @abc.abstractmethod
@@ -154,6 +158,16 @@ class Measure(abc.ABC):
     def identity(self, run_model: RunModel) -> Any:
         """Return what, with the variant, determines the rows; equivalent settings have it equal."""
         return self, run_model.data
+
+    def recorded(self) -> dict[str, str]:
+        """Return the settings that all rows of a table share, by name.
+
+        They are recorded beside the table, and rows with other settings are refused.
+        """
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        names = [field.name for field in fields if field.name not in ("lengths", "mesh")]
+        recorded = [name for name in names if name not in self.unrecorded]
+        return {name: setting_text(getattr(self, name)) for name in recorded}
 
     def check(self, run_model: RunModel) -> None:  # noqa: B027 (optional)
         """Raise UserError for problems that would affect every checkpoint of the run.
@@ -233,6 +247,11 @@ class Measure(abc.ABC):
         numbers = (v for name, v in columns.items() if name not in key and isinstance(v, float))
         where = [str(columns[name]) for name in (*key, "variant") if columns[name] != ""]
         return f"{self.name} at {', '.join(where)}: {', '.join(f'{v:.4g}' for v in numbers)}"
+
+
+def setting_text(value: Any) -> str:
+    """Return the value of a setting as text that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def check_least(measure: str, least: int, **values: int | None) -> None:

@@ -16,6 +16,7 @@ from etils import epath
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.measures.base import Cell, Measure
+from fire_lm.measures.recorded_settings import record_settings
 from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
@@ -162,6 +163,7 @@ def compute(
 
         def first() -> None:
             with claimed_when_free(cell.workdir, "rows") as ours:
+                record_settings(measure, cell.workdir, ours)
                 measure.write(cell, unwritten, ours)
 
         if unwritten:

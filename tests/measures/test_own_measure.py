@@ -59,7 +59,10 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
         (["--gin.AttentionDistance.text=3"], "AttentionDistance has no parameter text"),
         (["--gin.TRAIN_STEPS=5"], "evaluate does not use TRAIN_STEPS"),
         (["--sequences=3"], "--sequences applies only to synthetic tasks"),
+        (["--gin.AttentionDistance.texts=3"], "AttentionDistance.texts is 3 and was 4"),
+        (["--gin.AttentionDistance.texts=3", "--dry_run"], "texts is 3 and was 4"),
         (["--also=--gin.AttentionDistance.texts=3"], "computes other rows of attention_distance"),
+        ([f"{also} --gin.AttentionDistance.texts=3"], "computes other rows of attention_distance"),
     ):
         assert main([*evaluate, *flags]) == 2
         assert words in capsys.readouterr().err
@@ -74,6 +77,7 @@ class Squares(Measure):
 
     name = "squares"
     Row = ValueByLength
+    unrecorded = ("numbers", "broken")
 
     def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
         return [self.cell(run_model, step, number) for number in self.numbers]
