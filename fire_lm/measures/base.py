@@ -32,6 +32,7 @@ from jax.sharding import Mesh
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.results import Keyed, merge_table, read_table
+from fire_lm.results.tables import wrong_value
 from fire_lm.sharding import MeshShape, with_shardings
 from fire_lm.storage import make_folder
 
@@ -149,6 +150,14 @@ class Measure(abc.ABC):
     def row(self, cell: Cell, *values: Any) -> Any:
         """Return the row of a cell whose columns after those of the cell's key are `values`."""
         Row: Any = self.Row
+        names = [field.name for field in dataclasses.fields(Row)]
+        names = names[len(cell.columns) + len(cell.key) :]
+        if len(values) != len(names):
+            given = f"{len(values)} value{'s' * (len(values) != 1)}"
+            raise UserError(
+                f"{type(self).__name__}.row is given {given}: it must be given {', '.join(names)}",
+                everywhere=True,
+            )
         return Row(*cell.columns, *cell.key, *values)
 
     def file(self, workdir: epath.Path) -> epath.Path:
@@ -202,6 +211,27 @@ class Measure(abc.ABC):
         """Return whether nothing is left to do for a cell; only process 0 calls this method."""
         return not self.resumes and bool(self.rows_of(cell))
 
+    def check_rows(self, cell: Cell, rows: Sequence[Any]) -> None:
+        """Raise UserError for what is no row of a cell, or a row that the table could not keep."""
+        yields, of_cell = f"{type(self).__name__}.run yields", (*cell.columns, *cell.key)
+        keys = set()
+        for row in rows:
+            if not isinstance(row, self.Row):
+                raise UserError(f"{yields} {row!r}: it must be a {self.Row.__name__}")
+            if problem := wrong_value(row):
+                raise UserError(f"{yields} a row whose {problem}")
+            if row.key[: len(of_cell)] != of_cell:
+                raise UserError(
+                    f"{yields} a row of {row.key}: it must begin with the key of the cell, "
+                    f"{of_cell}"
+                )
+            if row.key in keys:
+                raise UserError(
+                    f"{yields} two rows of {row.key}: their keys must differ; "
+                    f"{self.Row.__name__}.last_of_key names the last column of the key"
+                )
+            keys.add(row.key)
+
     def write(self, cell: Cell, results: Sequence[Any], still_ours: StillOurs) -> None:
         """Write results to the run directory; only process 0 calls this method.
 
@@ -211,7 +241,11 @@ class Measure(abc.ABC):
           cell: The cell.
           results: What `run` has yielded since the last write.
           still_ours: A function to call between a read on which a write depends and the write.
+
+        Raises:
+          UserError: See `check_rows`.
         """
+        self.check_rows(cell, results)
         file = self.file(cell.workdir)
         make_folder(file.parent)
         merge_table(file, self.Row, results)
