@@ -137,10 +137,10 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Power(Keyed):
+    last_of_key: ClassVar[str] = "exponent"
     length: int
     exponent: int
     value: float
-    last_of_key: ClassVar[str] = "exponent"
 
 
 @dataclasses.dataclass(frozen=True)
