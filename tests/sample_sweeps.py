@@ -113,7 +113,7 @@ class Sweeps:
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
         monkeypatch.setattr(module, "row_losses", self.score)
         monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
-        monkeypatch.setattr(gather, "_facts", self.facts)
+        monkeypatch.setattr(gather, "run_facts", self.facts)
 
     def facts(self, workdir, config, arm, step):
         encoding, seed = RUNS[is_of(Path(workdir))]
