@@ -321,16 +321,7 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: The file is damaged or contains rows of another kind.
     """
-    return parse_table(read_text(path), kind, str(path))
-
-
-def read_text(path: epath.Path) -> str:
-    """Return the text of a file, or "" if it does not exist.
-
-    Raises:
-      RunFailed: The file is damaged.
-    """
-    return _decoded(storage.read_bytes(path), str(path))
+    return parse_table(_decoded(storage.read_bytes(path), str(path)), kind, str(path))
 
 
 def _decoded(content: bytes | None, name: str) -> str:
