@@ -20,6 +20,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import measure_class
 from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
+from fire_lm.measures.masked_accuracy import MaskedAccuracy
 from fire_lm.results import Keyed, read_table
 from fire_lm.storage import LeaseLost
 from fire_lm.sweeps.claims import claimed
@@ -106,6 +107,16 @@ class OtherColumns(Squares):
     Row = cast(
         Any, dataclasses.make_dataclass("Causal", [("causal", bool)], bases=(Keyed,), frozen=True)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class InAFolder(Squares):
+    name = "sub/dir name é"
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Squares):
+    name = "masked_accuracy"
 
 
 def setting(workdir: Path, measure: Measure) -> Setting:
@@ -248,6 +259,8 @@ def test_an_interruption_counts_although_the_claim_is_lost_too(tmp_path):
         ("test_own_measure.Square", "has no dataclass Square. Did you mean Squares?"),
         ("test_own_measure.NoColumns", "has no `Row` that begins with run, encoding, variant"),
         ("test_own_measure.OtherColumns", "whose causal is none of str, int and float"),
+        ("test_own_measure.InAFolder", "has the name 'sub/dir name é': it must consist of letters"),
+        ("test_own_measure.Masked", "has the name of a measure of fire_lm, masked_accuracy"),
         ("sample_scoring.Sweep", "is not a subclass of fire_lm.measures.Measure"),
         ("no_such_module.Mine", "--measure: cannot import no_such_module"),
     ],
@@ -256,3 +269,7 @@ def test_what_is_no_measure_is_refused(name, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "test_own_measure", sys.modules[__name__])
     with pytest.raises(UserError, match=re.escape(words)):
         measure_class(name)
+
+
+def test_a_measure_of_fire_lm_has_its_own_name():
+    assert measure_class("fire_lm.measures.masked_accuracy.MaskedAccuracy") is MaskedAccuracy
