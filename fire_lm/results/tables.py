@@ -11,7 +11,7 @@ import dataclasses
 import io
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from etils import epath
 
@@ -36,7 +36,7 @@ class Keyed:
     encoding: str
     variant: str
     step: int
-    last_of_key = "length"
+    last_of_key: ClassVar[str] = "length"
 
     @property
     def key(self) -> tuple[str | int, ...]:

@@ -78,13 +78,13 @@ class Squares(Measure):
     broken: int = 9
 
     name = "squares"
-    Row = ValueByLength
+    Row: ClassVar[type[Keyed]] = ValueByLength
     unrecorded = ("numbers", "broken")
 
     def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
         return [self.cell(run_model, step, number) for number in self.numbers]
 
-    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
         (number,) = cell.key
         if number == self.broken:
             raise UserError("broken")
@@ -160,7 +160,7 @@ class Powers(Squares):
 
     Row = Power
 
-    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Power]:
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
         (number,) = cell.key
         for exponent in (2, 9):
             if exponent == self.broken:
@@ -205,7 +205,7 @@ RESULTS: list[Callable[[Measure, Cell], Any]] = []
         (lambda m, c: [m.row(c, "1", 0.0)], "value is '1': it must be a float"),
         (lambda m, c: [m.row(c, True, 0.0)], "value is True: it must be a float"),
         (
-            lambda m, c: [ValueByLength(*c.columns, 3, 1.0, 0.0)],
+            lambda m, c: [m.row(dataclasses.replace(c, key=(3,)), 1.0, 0.0)],
             "a row of ('run', 'fire', '', 7, 3): it must begin with the key of the cell, ('run', ",
         ),
         (

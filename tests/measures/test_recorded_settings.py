@@ -29,7 +29,7 @@ class Multiples(Measure):
 
     name = "multiples"
     Row = ValueByLength
-    unrecorded = ("batch",)
+    unrecorded: ClassVar[tuple[str, ...]] = ("batch",)
     meanwhile: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
 
     def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
