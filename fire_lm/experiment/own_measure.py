@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any, cast, get_type_hints
 
 from fire_lm.config.configurables import imported
 from fire_lm.errors import UserError, did_you_mean
 from fire_lm.measures.base import Measure
+from fire_lm.measures.length_accuracy import AccuracyByLength
+from fire_lm.measures.length_sweep import LengthSweep
+from fire_lm.measures.masked_accuracy import MaskedAccuracy
+from fire_lm.measures.task_scores import TextEvaluation
 
 # The first columns of every table of a measure.
 _FIRST = ["run", "encoding", "variant", "step"]
+
+_OURS: dict[str, type[Measure]] = {
+    kind.name: kind for kind in (AccuracyByLength, LengthSweep, MaskedAccuracy, TextEvaluation)
+}
 
 
 def split_measure(spec: str | None) -> tuple[str, str]:
@@ -57,8 +66,13 @@ def _problem(kind: Any) -> str:
     """Return why a class is not a measure, as the end of a message, or "" if it is one."""
     if not issubclass(kind, Measure):
         return "is not a subclass of fire_lm.measures.Measure"
-    if not isinstance(getattr(kind, "name", None), str):
+    name = getattr(kind, "name", None)
+    if not isinstance(name, str):
         return "has no `name` for its table"
+    if not re.fullmatch("[A-Za-z0-9_-]+", name):
+        return f"has the name {name!r}: it must consist of letters from A to Z, digits, _ and -"
+    if _OURS.get(name, kind) is not kind:
+        return f"has the name of a measure of fire_lm, {name}: it must have another"
     row = getattr(kind, "Row", None)
     columns = [field.name for field in dataclasses.fields(row)] if row is not None else []
     if columns[:4] != _FIRST:

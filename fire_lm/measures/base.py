@@ -22,6 +22,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,7 @@ from jax.sharding import Mesh
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.results import Keyed, merge_table, read_table
+from fire_lm.results.tables import wrong_value
 from fire_lm.sharding import MeshShape, with_shardings
 from fire_lm.storage import make_folder
 
@@ -113,6 +115,8 @@ class Measure(abc.ABC):
         are computed. Otherwise, those of a cell are written together, so that a cell of which the
         table has rows is finished.
       write_every: The minimum number of seconds between two writes; each rewrites the table.
+      unrecorded: The names of fields that may change from command to command, because the keys of
+        the rows contain them or the values do not depend on them; see `recorded`.
     """
 
     name: ClassVar[str]
@@ -120,6 +124,7 @@ class Measure(abc.ABC):
     Row: ClassVar[type[Keyed]]
     resumes: ClassVar[bool] = False
     write_every: ClassVar[float] = 0.0
+    unrecorded: ClassVar[tuple[str, ...]] = ()
     mesh: MeshShape = MeshShape()
 
     @abc.abstractmethod
@@ -145,6 +150,14 @@ class Measure(abc.ABC):
     def row(self, cell: Cell, *values: Any) -> Any:
         """Return the row of a cell whose columns after those of the cell's key are `values`."""
         Row: Any = self.Row
+        names = [field.name for field in dataclasses.fields(Row)]
+        names = names[len(cell.columns) + len(cell.key) :]
+        if len(values) != len(names):
+            given = f"{len(values)} value{'s' * (len(values) != 1)}"
+            raise UserError(
+                f"{type(self).__name__}.row is given {given}: it must be given {', '.join(names)}",
+                everywhere=True,
+            )
         return Row(*cell.columns, *cell.key, *values)
 
     def file(self, workdir: epath.Path) -> epath.Path:
@@ -154,6 +167,16 @@ class Measure(abc.ABC):
     def identity(self, run_model: RunModel) -> Any:
         """Return what, with the variant, determines the rows; equivalent settings have it equal."""
         return self, run_model.data
+
+    def recorded(self) -> dict[str, str]:
+        """Return the settings that all rows of a table share, by name.
+
+        They are recorded beside the table, and rows with other settings are refused.
+        """
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        names = [field.name for field in fields if field.name not in ("lengths", "mesh")]
+        recorded = [name for name in names if name not in self.unrecorded]
+        return {name: setting_text(getattr(self, name)) for name in recorded}
 
     def check(self, run_model: RunModel) -> None:  # noqa: B027 (optional)
         """Raise UserError for problems that would affect every checkpoint of the run.
@@ -188,6 +211,27 @@ class Measure(abc.ABC):
         """Return whether nothing is left to do for a cell; only process 0 calls this method."""
         return not self.resumes and bool(self.rows_of(cell))
 
+    def check_rows(self, cell: Cell, rows: Sequence[Any]) -> None:
+        """Raise UserError for what is no row of a cell, or a row that the table could not keep."""
+        yields, of_cell = f"{type(self).__name__}.run yields", (*cell.columns, *cell.key)
+        keys = set()
+        for row in rows:
+            if not isinstance(row, self.Row):
+                raise UserError(f"{yields} {row!r}: it must be a {self.Row.__name__}")
+            if problem := wrong_value(row):
+                raise UserError(f"{yields} a row whose {problem}")
+            if row.key[: len(of_cell)] != of_cell:
+                raise UserError(
+                    f"{yields} a row of {row.key}: it must begin with the key of the cell, "
+                    f"{of_cell}"
+                )
+            if row.key in keys:
+                raise UserError(
+                    f"{yields} two rows of {row.key}: their keys must differ; "
+                    f"{self.Row.__name__}.last_of_key names the last column of the key"
+                )
+            keys.add(row.key)
+
     def write(self, cell: Cell, results: Sequence[Any], still_ours: StillOurs) -> None:
         """Write results to the run directory; only process 0 calls this method.
 
@@ -197,7 +241,11 @@ class Measure(abc.ABC):
           cell: The cell.
           results: What `run` has yielded since the last write.
           still_ours: A function to call between a read on which a write depends and the write.
+
+        Raises:
+          UserError: See `check_rows`.
         """
+        self.check_rows(cell, results)
         file = self.file(cell.workdir)
         make_folder(file.parent)
         merge_table(file, self.Row, results)
@@ -233,6 +281,11 @@ class Measure(abc.ABC):
         numbers = (v for name, v in columns.items() if name not in key and isinstance(v, float))
         where = [str(columns[name]) for name in (*key, "variant") if columns[name] != ""]
         return f"{self.name} at {', '.join(where)}: {', '.join(f'{v:.4g}' for v in numbers)}"
+
+
+def setting_text(value: Any) -> str:
+    """Return the value of a setting as text that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def check_least(measure: str, least: int, **values: int | None) -> None:

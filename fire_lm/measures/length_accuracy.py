@@ -60,6 +60,9 @@ class AccuracyByLength(Measure):
         kind = self.data.task.label, self.data.layout, self._positions(run_model)
         return *kind, self.lengths
 
+    def recorded(self) -> dict[str, str]:
+        return {}  # the keys of the rows contain all settings
+
     def check(self, run_model: RunModel) -> None:
         """Raise UserError if the model lacks these positions, or no length can be measured."""
         try:

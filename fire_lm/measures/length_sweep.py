@@ -160,6 +160,9 @@ class LengthSweep(Measure):
                 )
         check_reach(self.in_order, self.tokens, self.data)
 
+    def recorded(self) -> dict[str, str]:
+        return {}  # the keys of the rows contain all settings
+
     def clash(self, run_model: RunModel, other: Self) -> str:
         """Say whether the two settings score different tokens under the same name."""
         names = [

@@ -76,6 +76,7 @@ class MaskedAccuracy(Measure):
 
     name = "masked_accuracy"
     Row = MaskedAccuracyRow
+    unrecorded = ("tokens", "split", "seed", "tokens_per_batch")
 
     def __post_init__(self) -> None:
         if not self.lengths:

@@ -187,6 +187,9 @@ class TextEvaluation(Measure):
             **{name: getattr(self, name) for name in names},
         }
 
+    def recorded(self) -> dict[str, str]:
+        return {}  # the keys of the rows contain all settings
+
     def check(self, run_model: RunModel) -> None:
         """Check the lengths and the tasks, and report lengths that are skipped.
 

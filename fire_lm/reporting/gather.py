@@ -191,6 +191,9 @@ def _of_run(run: str, workdir: epath.Path, experiment: Experiment, arm: str) -> 
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
         print(own.problem, flush=True)
+    measures, damaged = read_measures(workdir, encoding)
+    for problem in damaged:
+        note_once(problem)
     facts = run_facts(workdir, experiment, arm, lines[-1]["step"] if lines else 0)
     turns = (position.periods() for position in experiment.model.encodings)
     rotary = (periods.tolist() for periods in turns if periods is not None)
@@ -201,7 +204,7 @@ def _of_run(run: str, workdir: epath.Path, experiment: Experiment, arm: str) -> 
         positions=own.positions,
         accuracies=own.accuracies,
         task_scores=own.task_scores,
-        measures=read_measures(workdir, encoding),
+        measures=measures,
         training=[point for line in lines if (point := _point(line, facts.run, encoding))],
         learned=[
             LearnedNumber(facts.run, encoding, line["step"], match[1], int(match[2]), float(value))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import numbers
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from etils import epath
 
@@ -35,7 +36,7 @@ class Keyed:
     encoding: str
     variant: str
     step: int
-    last_of_key = "length"
+    last_of_key: ClassVar[str] = "length"
 
     @property
     def key(self) -> tuple[str | int, ...]:
@@ -320,16 +321,7 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: The file is damaged or contains rows of another kind.
     """
-    return parse_table(read_text(path), kind, str(path))
-
-
-def read_text(path: epath.Path) -> str:
-    """Return the text of a file, or "" if it does not exist.
-
-    Raises:
-      RunFailed: The file is damaged.
-    """
-    return _decoded(storage.read_bytes(path), str(path))
+    return parse_table(_decoded(storage.read_bytes(path), str(path)), kind, str(path))
 
 
 def _decoded(content: bytes | None, name: str) -> str:
@@ -354,7 +346,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
       RunFailed: The text is damaged or contains rows of another kind. The message refers to the
         file as `name`.
     """
-    columns, types = _columns(kind), tuple(get_type_hints(kind).values())
+    columns, types = _columns(kind), _types(kind)
     lines = _lines(text)
     if lines and _ADDED.issuperset(columns[len(lines[0]) :]):
         columns, types = columns[: len(lines[0])], types[: len(lines[0])]
@@ -454,5 +446,23 @@ def merge_table(
     return merged
 
 
+# What a column of each type accepts: also the scalars of NumPy, but no bool.
+_ACCEPTED = {str: str, int: numbers.Integral, float: numbers.Real}
+
+
+def wrong_value(row: Any) -> str:
+    """Return which value of a row a table could not keep, as part of a message, or ""."""
+    for name, kind in zip(_columns(type(row)), _types(type(row)), strict=True):
+        value = getattr(row, name)
+        if isinstance(value, bool) or not isinstance(value, _ACCEPTED.get(kind, object)):
+            return f"{name} is {value!r}: it must be {'an' * (kind is int) or 'a'} {kind.__name__}"
+    return ""
+
+
 def _columns(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _types(kind: type[Any]) -> tuple[type[Any], ...]:
+    hints = get_type_hints(kind)  # also of class variables
+    return tuple(hints[name] for name in _columns(kind))

@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from etils import epath
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.measures.base import Cell, Measure
+from fire_lm.measures.recorded_settings import check_settings, record_settings
 from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
@@ -99,6 +100,7 @@ class Command(abc.ABC):
     def show(self, settings: Sequence[Setting], step: int) -> None:
         """Print the rows of a checkpoint."""
         workdir, measure = settings[0].run_model.workdir, settings[0].measure
+        check_settings(measure, workdir)  # another job may have written the table since
         lines = {  # by key, because settings that differ in lengths may share rows
             row.key: setting.measure.row_text(row)
             for setting in settings
@@ -162,6 +164,7 @@ def compute(
 
         def first() -> None:
             with claimed_when_free(cell.workdir, "rows") as ours:
+                record_settings(measure, cell.workdir, ours)
                 measure.write(cell, unwritten, ours)
 
         if unwritten:
@@ -169,7 +172,7 @@ def compute(
             by_first(first)
 
     try:
-        for result in measure.run(cell, params, mesh):
+        for result in results_of(measure, cell, params, mesh):
             results.append(result)
             if measure.resumes and time.monotonic() - written >= measure.write_every:
                 write()
@@ -182,3 +185,27 @@ def compute(
     write()
     still_ours()
     by_first(lambda: measure.finish(cell))
+
+
+def results_of(measure: Measure, cell: Cell, params: Any, mesh: jax.sharding.Mesh) -> Iterator[Any]:
+    """Yield what a measure yields for a cell.
+
+    Raises:
+      UserError: The measure returns something else, or yields nothing and is not one that resumes.
+    """
+    run = f"{type(measure).__name__}.run"
+    results: Any = measure.run(cell, params, mesh)
+    if not isinstance(results, Iterable):
+        raise UserError(
+            f"{run} returns {results!r}: it must yield rows, as `yield self.row(cell, ...)`",
+            everywhere=True,
+        )
+    empty = True
+    for result in results:
+        empty = False
+        yield result
+    if empty and not measure.resumes:
+        key = ", ".join(map(str, cell.key))
+        raise UserError(
+            f"{run} yields no row for {key}: it must yield at least one", everywhere=True
+        )

@@ -12,6 +12,7 @@ from etils import epath
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, UnusedBinding
 from fire_lm.measures.base import Measure, RunModel
+from fire_lm.measures.recorded_settings import check_settings
 from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.training import trained_length
 
@@ -44,10 +45,12 @@ def resolved_settings(
     """Return the settings that affect this run, and the reason for each --also that does not.
 
     Raises:
-      UserError: A setting is invalid, or the rows of two settings could be confused.
+      UserError: A setting is invalid, or its rows could be confused with those of another setting
+        or in the table of the run.
     """
     plain = _setting(measure_of, arguments, workdir, "")
     plain.measure.check(plain.run_model)
+    check_settings(plain.measure, workdir)
     settings, idle = [plain], {}
     for also in arguments.also:
         try:
@@ -63,6 +66,12 @@ def resolved_settings(
             other = same[0].also
             idle[also] = f"it is equivalent to --also='{other}'" if other else "it has no effect"
             continue
+        if new.measure.recorded() != plain.measure.recorded():
+            raise UserError(
+                f"--also='{also}' computes other rows of {new.measure.name}, which the table would "
+                f"not tell apart: move {plain.measure.file(workdir)} away, and run a separate "
+                "command"
+            )
         for setting in same_variant:
             if problem := new.measure.clash(new.run_model, setting.measure):
                 raise UserError(f"--also='{also}' {problem}")

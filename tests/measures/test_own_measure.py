@@ -7,8 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 from etils import epath
 from jax.sharding import Mesh
@@ -19,6 +20,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import measure_class
 from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
+from fire_lm.measures.masked_accuracy import MaskedAccuracy
 from fire_lm.results import Keyed, read_table
 from fire_lm.storage import LeaseLost
 from fire_lm.sweeps.claims import claimed
@@ -59,7 +61,10 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
         (["--gin.AttentionDistance.text=3"], "AttentionDistance has no parameter text"),
         (["--gin.TRAIN_STEPS=5"], "evaluate does not use TRAIN_STEPS"),
         (["--sequences=3"], "--sequences applies only to synthetic tasks"),
+        (["--gin.AttentionDistance.texts=3"], "AttentionDistance.texts is 3 and was 4"),
+        (["--gin.AttentionDistance.texts=3", "--dry_run"], "texts is 3 and was 4"),
         (["--also=--gin.AttentionDistance.texts=3"], "computes other rows of attention_distance"),
+        ([f"{also} --gin.AttentionDistance.texts=3"], "computes other rows of attention_distance"),
     ):
         assert main([*evaluate, *flags]) == 2
         assert words in capsys.readouterr().err
@@ -73,12 +78,13 @@ class Squares(Measure):
     broken: int = 9
 
     name = "squares"
-    Row = ValueByLength
+    Row: ClassVar[type[Keyed]] = ValueByLength
+    unrecorded = ("numbers", "broken")
 
     def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
         return [self.cell(run_model, step, number) for number in self.numbers]
 
-    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
         (number,) = cell.key
         if number == self.broken:
             raise UserError("broken")
@@ -101,6 +107,16 @@ class OtherColumns(Squares):
     Row = cast(
         Any, dataclasses.make_dataclass("Causal", [("causal", bool)], bases=(Keyed,), frozen=True)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class InAFolder(Squares):
+    name = "sub/dir name é"
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Squares):
+    name = "masked_accuracy"
 
 
 def setting(workdir: Path, measure: Measure) -> Setting:
@@ -131,12 +147,26 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Powers(Squares):
-    """Two rows in a cell, of which the second cannot be computed if `broken` is its number."""
+class Power(Keyed):
+    last_of_key: ClassVar[str] = "exponent"
+    length: int
+    exponent: int
+    value: float
 
-    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
-        yield from Squares().run(cell, params, mesh)
-        yield from super().run(dataclasses.replace(cell, key=(cell.key[0] + 7,)), params, mesh)
+
+@dataclasses.dataclass(frozen=True)
+class Powers(Squares):
+    """Two rows in a cell, of which the second cannot be computed if `broken` is its exponent."""
+
+    Row = Power
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
+        (number,) = cell.key
+        for exponent in (2, 9):
+            if exponent == self.broken:
+                raise UserError("broken")
+            COMPUTED.append(exponent)
+            yield self.row(cell, exponent, float(number**exponent))
 
 
 def test_the_rows_of_a_cell_are_written_together(tmp_path):
@@ -146,11 +176,58 @@ def test_the_rows_of_a_cell_are_written_together(tmp_path):
     with pytest.raises(UserError, match="broken"):
         compute_cells(one, 7)
     assert COMPUTED == [2] and one.measure.steps(one.run_model) == set()
-    assert compute_cells(setting(tmp_path / "run", Powers((2,), broken=0)), 7) and COMPUTED == [
-        2,
-        2,
-        9,
-    ]
+    one = setting(tmp_path / "run", Powers((2,), broken=0))
+    assert compute_cells(one, 7) and COMPUTED == [2, 2, 9]
+    assert one.measure.steps(one.run_model) == {7}
+
+
+@dataclasses.dataclass(frozen=True)
+class Yielding(Squares):
+    """A measure of one cell, whose `run` returns what `results` returns."""
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Any:
+        return RESULTS[0](self, cell)
+
+
+RESULTS: list[Callable[[Measure, Cell], Any]] = []
+
+
+@pytest.mark.parametrize(
+    "results, words",
+    [
+        (lambda m, c: iter(()), "Yielding.run yields no row for 2: it must yield at least one"),
+        (lambda m, c: m.row(c, 1.0, 0.0), "run returns ValueByLength(run='run', "),
+        (lambda m, c: None, "run returns None: it must yield rows, as `yield self.row(cell, ...)`"),
+        (lambda m, c: [m.row(c, 1.0)], "row is given 1 value: it must be given value, stderr"),
+        (lambda m, c: [m.row(c, 1.0, 0.0, 0.0)], "row is given 3 values: it must be given value"),
+        (lambda m, c: [["run", 1.0]], "yields ['run', 1.0]: it must be a ValueByLength"),
+        (lambda m, c: [m.row(c, np.float32(1), None)], "stderr is None: it must be a float"),
+        (lambda m, c: [m.row(c, "1", 0.0)], "value is '1': it must be a float"),
+        (lambda m, c: [m.row(c, True, 0.0)], "value is True: it must be a float"),
+        (
+            lambda m, c: [m.row(dataclasses.replace(c, key=(3,)), 1.0, 0.0)],
+            "a row of ('run', 'fire', '', 7, 3): it must begin with the key of the cell, ('run', ",
+        ),
+        (
+            lambda m, c: [m.row(c, 1.0, 0.0), m.row(c, 2.0, 0.0)],
+            "yields two rows of ('run', 'fire', '', 7, 2): their keys must differ",
+        ),
+    ],
+)
+def test_what_a_cell_must_not_yield_is_refused_and_not_written(tmp_path, results, words):
+    RESULTS[:] = [results]
+    one = setting(tmp_path / "run", Yielding((2,)))
+    with pytest.raises(UserError, match=re.escape(words)):
+        compute_cells(one, 7)
+    assert one.measure.steps(one.run_model) == set()
+
+
+def test_scalars_of_numpy_are_numbers(tmp_path):
+    RESULTS[:] = [lambda m, c: [m.row(c, np.float32(1.5), np.int64(2))]]
+    one = setting(tmp_path / "run", Yielding((np.int64(2),)))  # type: ignore[arg-type]
+    assert compute_cells(one, 7)
+    (row,) = read_table(one.measure.file(one.run_model.workdir), ValueByLength)
+    assert (row.length, row.value, row.stderr) == (2, 1.5, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +259,8 @@ def test_an_interruption_counts_although_the_claim_is_lost_too(tmp_path):
         ("test_own_measure.Square", "has no dataclass Square. Did you mean Squares?"),
         ("test_own_measure.NoColumns", "has no `Row` that begins with run, encoding, variant"),
         ("test_own_measure.OtherColumns", "whose causal is none of str, int and float"),
+        ("test_own_measure.InAFolder", "has the name 'sub/dir name é': it must consist of letters"),
+        ("test_own_measure.Masked", "has the name of a measure of fire_lm, masked_accuracy"),
         ("sample_scoring.Sweep", "is not a subclass of fire_lm.measures.Measure"),
         ("no_such_module.Mine", "--measure: cannot import no_such_module"),
     ],
@@ -190,3 +269,7 @@ def test_what_is_no_measure_is_refused(name, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "test_own_measure", sys.modules[__name__])
     with pytest.raises(UserError, match=re.escape(words)):
         measure_class(name)
+
+
+def test_a_measure_of_fire_lm_has_its_own_name():
+    assert measure_class("fire_lm.measures.masked_accuracy.MaskedAccuracy") is MaskedAccuracy

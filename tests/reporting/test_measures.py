@@ -7,7 +7,6 @@ from etils import epath
 from gin_files import CONFIGS
 from sample_results import facts
 
-from fire_lm.errors import RunFailed
 from fire_lm.experiment import load_experiment
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.measures import sections
@@ -100,18 +99,35 @@ def test_a_table_of_other_columns_and_rows_of_other_runs_are_left_out(tmp_path):
         other="run,encoding,variant,step,score\nold,fire,,5,1.5\n",
         mixed=HEAD + values("old", "rope", {64: 1.0}),
     )  # fmt: skip
-    (found,) = read_measures(run, "fire")
+    (found,), left_out = read_measures(run, "fire")
     assert (found.run, found.measure, found.part, found.value) == ("run", "by_head", "head 3", 1.5)
-    (run / "measures" / "mixed.csv").write_text(HEAD + "old,fire,,5,x,1.0,\n")
-    with pytest.raises(RunFailed, match=r"mixed\.csv has a line without numbers"):
-        read_measures(run, "fire")
+    assert not left_out
+
+
+@pytest.mark.parametrize(
+    "bad, why",
+    [
+        ((HEAD + "old,fire,,5,x,1.0,\n").encode(), "a line without numbers: {"),
+        ((HEAD + "old,fire,,5\n").encode(), "a line without numbers: {"),
+        (b"run,encod\xff\n", "can't decode byte 0xff"),
+    ],
+)
+def test_a_table_that_is_damaged_is_left_out_and_told(tmp_path, bad, why, capsys):
+    run = make_run(epath.Path(tmp_path) / "run", "fire", 0, m=HEAD + values("r", "fire", {64: 2.0}))
+    (run / "measures" / "bad.csv").write_bytes(bad)
+    results = gather([str(run)], with_probes=False)
+    assert [(row.measure, row.value) for row in results.measures] == [("m", 2.0)]
+    gather([str(run)], with_probes=False)
+    told = capsys.readouterr().err
+    assert told.count(f"{run / 'measures' / 'bad.csv'} is left out, because it is damaged") == 1
+    assert why in told
 
 
 def test_rows_under_an_earlier_name_and_an_incomplete_line_are_no_values(tmp_path):
     both = values("old", "fire", {64: 9.0, 128: 3.0}) + values("run", "fire", {64: 2.0})
     written = HEAD + both + values("old", "fire", {64: 8.0}) + "run,fire,,10,256,1"
     run = make_run(epath.Path(tmp_path) / "run", "fire", 0, m=written)
-    assert {row.length: row.value for row in read_measures(run, "fire")} == {64: 2.0, 128: 3.0}
+    assert {row.length: row.value for row in read_measures(run, "fire")[0]} == {64: 2.0, 128: 3.0}
 
 
 def test_a_report_keeps_the_values(tmp_path):

@@ -1,12 +1,9 @@
 """Tables: fields of any length, and damage."""
 
 import numpy as np
-import pytest
 from etils import epath
 
-from fire_lm.errors import RunFailed
 from fire_lm.results import ScoredText, SweepRow, merge_table, read_table, scored_text
-from fire_lm.results.measured_values import read_measures
 
 
 def test_a_line_may_have_the_losses_of_many_short_rows_of_text(tmp_path):
@@ -19,11 +16,3 @@ def test_a_line_may_have_the_losses_of_many_short_rows_of_text(tmp_path):
     merge_table(path, ScoredText, [line])
     assert read_table(path, ScoredText) == [line]
     assert merge_table(path, ScoredText, [line]) == [line]
-
-
-def test_a_measure_that_is_no_text_is_told_as_damaged(tmp_path):
-    table = epath.Path(tmp_path) / "measures" / "distance.csv"
-    table.parent.mkdir()
-    table.write_bytes(b"run,encod\xff\n")
-    with pytest.raises(RunFailed, match=r"distance\.csv is damaged .*: move or delete it"):
-        read_measures(epath.Path(tmp_path), "fire")
