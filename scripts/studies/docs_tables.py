@@ -177,7 +177,10 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "length_phases, differences": length_phases.differences,
         "long_eval": lambda: task_scores("long_eval", (2, 4, 5, 7)),
     },
-    "frozen_normaliser.md": {"frozen": lambda: losses("frozen")},
+    "frozen_normaliser.md": {
+        "frozen": lambda: losses("frozen"),
+        "length_1024": lambda: losses("length_1024"),
+    },
     "infini_attention.md": {
         "infini": infini_tables.losses,
         "infini, positions": infini_tables.positions,
