@@ -165,6 +165,12 @@ class ConstantInit(PositionalEncoding):
         return -params["slope"][None, :, None, None] * jnp.log1p(distance_BTS)[:, None]
 
 
+class Misspelt(SameInEveryLayer):
+    """Defines `biases` instead of `bias`, so that it acts as NoPE."""
+
+    biases = ConstantInit.bias
+
+
 class Windowed(PositionalEncoding):
     """A valid encoding whose bias is constant beyond distance 512. Parameters: none."""
 

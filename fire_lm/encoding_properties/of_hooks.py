@@ -17,6 +17,7 @@ import numpy as np
 from fire_lm import sharding
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.contract import check_definition
 
 SIZE = ModelSize(4, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
 LENGTH = 64  # training length
@@ -58,6 +59,14 @@ def logit_scale(encoding: PositionalEncoding, params: Any, q_pos: jax.Array) -> 
 
 def init(encoding: PositionalEncoding, seed: int = 0) -> Any:
     return encoding.init(jax.random.key(seed))
+
+
+def has_a_hook_for_its_parameters(encoding: PositionalEncoding) -> None:
+    """An encoding with parameters acts through a hook, and its methods are not misspelt hooks.
+
+    To fix: override the hook through which the parameters enter the model, by its exact name.
+    """
+    check_definition(encoding)
 
 
 def has_finite_values_far_out(encoding: PositionalEncoding) -> None:

@@ -15,6 +15,7 @@ from fire_lm.positions import PositionalEncoding
 Check = Callable[[PositionalEncoding], None]
 
 PROPERTIES: tuple[Check, ...] = (
+    of_hooks.has_a_hook_for_its_parameters,
     of_hooks.has_the_documented_size,
     of_hooks.has_finite_values_far_out,
     of_hooks.has_all_bits_of_positions,

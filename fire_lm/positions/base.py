@@ -25,6 +25,9 @@ from fire_lm.errors import UserError
 
 Params = dict[str, Any]
 
+# The methods through which an encoding acts.
+HOOKS = ("embed", "rotate", "bias", "logit_scale", "log_decay", "mix")
+
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:

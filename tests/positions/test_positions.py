@@ -46,6 +46,7 @@ def configured(name: str) -> Decoder:
 
 
 PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
+    properties.has_a_hook_for_its_parameters: [broken.Misspelt],
     properties.has_finite_values_far_out: [broken.NotFiniteFarOut],
     in_models.has_the_same_values_in_blocks: [broken.DependsOnTheBlock],
     in_models.has_no_leaks: [broken.SeesTheFuture],
@@ -157,7 +158,11 @@ BROKEN = [
 @pytest.mark.parametrize("check, kind", BROKEN)
 def test_property_is_missed_in_a_broken_encoding(check, kind):
     error = lacks(check, example(kind))
-    others = {"has_explicit_dtypes_and_axes": ValueError, "has_a_place_on_every_mesh": UserError}
+    others = {
+        "has_a_hook_for_its_parameters": UserError,
+        "has_a_place_on_every_mesh": UserError,
+        "has_explicit_dtypes_and_axes": ValueError,
+    }
     assert isinstance(error, (AssertionError, others.get(check.__name__, AssertionError)))
 
 
