@@ -76,3 +76,102 @@ def test_an_encoding_without_an_effect_is_refused(kind, told):
 @pytest.mark.parametrize("kind", [Near, Valid])
 def test_what_is_valid_is_built(kind):
     assert isinstance(build(kind).encodings[0], kind)
+
+
+def bias_of(change):
+    """Return an encoding whose bias is that of `Near`, changed."""
+
+    class Wrong(Near):
+        def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+            return change(super().bias(params, q_pos_BT, k_pos_BS, context_length))
+
+    return Wrong
+
+
+class OneScale(Near):
+    def logit_scale(self, params, q_pos_BT):
+        return jnp.ones(q_pos_BT.shape[1])
+
+
+class WrongGates(Near):
+    def log_decay(self, params, y_BTD):
+        return -jnp.ones((y_BTD.shape[0], self.num_heads, y_BTD.shape[1]))
+
+
+class OneRotated(Near):
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        return q_BTNH
+
+
+class DoublesHeads(Near):
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        return q_BTNH, jnp.concatenate([k_BSNH, k_BSNH], axis=2)
+
+
+class Promotes(Near):
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        return q_BTNH.astype(jnp.float16), k_BSNH
+
+
+@pytest.mark.parametrize(
+    "kind, told",
+    [
+        (bias_of(lambda bias: bias[:, 0]),
+         "Wrong.bias returns float32[6, 5, 5]: it must return float32[6 or 1, 6, 5, 5]"),
+        (bias_of(lambda bias: bias[:, :1]),
+         "Wrong.bias returns float32[6, 1, 5, 5]: it must return float32[6 or 1, 6, 5, 5]"),
+        (bias_of(lambda bias: bias.astype(jnp.bfloat16)),
+         "Wrong.bias returns bfloat16[6, 6, 5, 5]: it must return float32[6 or 1, 6, 5, 5]"),
+        (bias_of(lambda bias: 0.5), "Wrong.bias returns float: it must return float32[6 or 1, 6, "),
+        (OneScale, "OneScale.logit_scale returns float32[5]: it must return float32[6 or 1, 5]"),
+        (WrongGates,
+         "WrongGates.log_decay returns float32[6, 6, 5]: it must return float32[6 or 1, 5, 6]"),
+        (OneRotated, "OneRotated.rotate returns float32[6, 5, 6, 8]: it must return a pair, "
+         "queries and keys"),
+        (DoublesHeads, "DoublesHeads.rotate returns keys of float32[6, 5, 12, 8]: they must be "
+         "float32[6, 5, 6, H]"),
+        (Promotes, "Promotes.rotate returns queries of float16[6, 5, 6, 8]: they must be "
+         "float32[6, 5, 6, H]"),
+        (bias_of(lambda bias: bias[:1]), None),
+        (Near, None),
+    ],
+)  # fmt: skip
+def test_a_hook_that_returns_another_shape_or_dtype_is_named(kind, told):
+    """The batch has as many sequences as there are heads, each with its own positions."""
+    model = build(kind)
+    pos_BT = jnp.broadcast_to(jnp.arange(5), (SIZE.num_heads, 5))
+    trace = functools.partial(jax.eval_shape, model.init, jax.random.key(0), pos_BT, pos_BT)
+    if told is None:
+        assert trace()
+        return
+    with pytest.raises(UserError) as caught:
+        trace()
+    assert str(caught.value).startswith(told)
+
+
+def starting_from(params):
+    class Wrong(Near):
+        def init(self, rng):
+            return params
+
+    return Wrong
+
+
+W = jnp.zeros((6,))
+
+
+@pytest.mark.parametrize(
+    "params, told",
+    [
+        (W, "returns float32[6]"),
+        (None, "returns NoneType"),
+        ({"w": W.astype(jnp.int32)}, "returns w as int32[6]"),
+        ({"w": W, "mlp": {"kernel": W.astype(jnp.bfloat16)}}, "returns mlp/kernel as bfloat16[6]"),
+    ],
+)
+def test_parameters_of_another_type_are_refused(params, told):
+    with pytest.raises(UserError) as caught:
+        build(starting_from(params))
+    assert str(caught.value) == f"Wrong.init {told}: it must return a dict of float32 arrays"
+    with pytest.raises(UserError, match=r"Wrong\.init"):
+        build(functools.partial(Together, first=FoX, second=starting_from(params)))
