@@ -49,6 +49,18 @@ class DependsOnTheLength(PositionalEncoding):
         return _per_head(self, -distance_BTS / context_length)
 
 
+class LearnsTheLength(PositionalEncoding):
+    """As `DependsOnTheLength`, but only once a parameter that starts at 0 has moved."""
+
+    def init(self, rng):
+        return {"c": jnp.zeros(())}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        slope = 1.0 + params["c"] * jnp.log(jnp.float32(context_length))
+        return _per_head(self, -slope * jnp.log1p(distance_BTS))
+
+
 class InterpolatesEverywhere(PositionalEncoding):
     """Position interpolation that squeezes short inputs too."""
 
@@ -104,6 +116,16 @@ class CountsRows(PositionalEncoding):
         rows, keys = jnp.arange(q_pos_BT.shape[1])[None], jnp.arange(k_pos_BS.shape[1])[None]
         near_BT = 1.0 / (1.0 + rows.astype(jnp.float32))
         return _per_head(self, distance(rows, keys).astype(jnp.float32) * near_BT[:, :, None])
+
+
+class LearnsRows(CountsRows):
+    """As `CountsRows`, but only once a parameter that starts at 0 has moved."""
+
+    def init(self, rng):
+        return {"w": jnp.zeros(())}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        return params["w"] * super().bias(params, q_pos_BT, k_pos_BS, context_length)
 
 
 class CountsRowsInItsScale(PositionalEncoding):
@@ -165,6 +187,12 @@ class ConstantInit(PositionalEncoding):
         return -params["slope"][None, :, None, None] * jnp.log1p(distance_BTS)[:, None]
 
 
+class Misspelt(SameInEveryLayer):
+    """Defines `biases` instead of `bias`, so that it acts as NoPE."""
+
+    biases = ConstantInit.bias
+
+
 class Windowed(PositionalEncoding):
     """A valid encoding whose bias is constant beyond distance 512. Parameters: none."""
 
@@ -182,6 +210,30 @@ class SlidingWindow(PositionalEncoding):
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         return _per_head(self, jnp.where(distance(q_pos_BT, k_pos_BS) < 512, 0.0, -1e9))
+
+
+class LooksUpDistances(Windowed):
+    """A table, which floats cannot index, without the declaration."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        table_P = -jnp.arange(513, dtype=jnp.float32)
+        return _per_head(self, table_P[jnp.minimum(distance(q_pos_BT, k_pos_BS), 512)])
+
+
+class FloorsDistances(Windowed):
+    """A table at whole distances, without the declaration."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        near_BTS = jnp.minimum(distance(q_pos_BT, k_pos_BS), 512).astype(jnp.int32)
+        return _per_head(self, -near_BTS.astype(jnp.float32))
+
+
+class FloorsAngles(PositionalEncoding):
+    """Scales queries by the cosine of whole positions, without the declaration."""
+
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        angle_BT = q_pos_BT.astype(jnp.int32).astype(jnp.float32)
+        return q_BTNH * jnp.cos(angle_BT).astype(q_BTNH.dtype)[:, :, None, None], k_BSNH
 
 
 class RoundsInAWindow(PositionalEncoding):
@@ -240,6 +292,28 @@ class DeniesInvariance(Windowed):
     """Depends on distances only, but declares that it uses positions."""
 
     translation_invariant = False
+
+
+class StartsAtZero(PositionalEncoding):
+    """A valid encoding whose bias is 0 at first. Parameters per layer for 12 heads: 24."""
+
+    translation_invariant = False
+    constant_init = True
+
+    def init(self, rng):
+        return {"w": jnp.zeros(self.num_heads), "gain": jnp.zeros(self.num_heads)}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        slope_BNT = params["gain"][None, :, None] * jnp.log1p(q_pos_BT.astype(jnp.float32))[:, None]
+        slope_BNT = slope_BNT + params["w"][None, :, None]
+        return -slope_BNT[..., None] * jnp.log1p(distance_BTS)[:, None]
+
+
+class ClaimsInvarianceAtFirst(StartsAtZero):
+    """Uses positions once its gain has moved, but does not declare it."""
+
+    translation_invariant = True
 
 
 class ScalesLogitsAsIfInvariant(ScalesLogits):

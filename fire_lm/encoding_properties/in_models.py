@@ -11,7 +11,15 @@ import numpy as np
 
 from fire_lm.attention import Layout, Terms, Tokens, attend, seen
 from fire_lm.attention.decay import cumulative_decay
-from fire_lm.encoding_properties.of_hooks import SIZE, content, init, largest_error, logits, require
+from fire_lm.encoding_properties.of_hooks import (
+    SIZE,
+    at_first_and_later,
+    content,
+    init,
+    largest_error,
+    logits,
+    require,
+)
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, Turn, segment_positions
 from fire_lm.models.mixers import State
@@ -291,14 +299,13 @@ def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
     be mixed with anything.
     """
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        params, pos = encoding.prepare(init(encoding)), jnp.arange(4)[None]
-        q, k, _ = content(4)
-        encoding.embed(params, q.reshape(1, 4, -1), pos)
-        encoding.diagnostics(params), encoding.learned_scalars(params)
-        if (gates := encoding.log_decay(params, q.reshape(1, 4, -1))) is not None:
-            shape = (1, 4, encoding.num_heads)
-            fits = gates.shape == shape and gates.dtype == jnp.float32 and np.all(gates <= 0)
-            require(fits, f"`log_decay` is not float32 {shape} with values of at most 0")
-        logits(encoding, params, q, k, pos[0], pos[0])
-        if encoding.common_bias(params, 4, 4) is not None:
-            has_the_common_form(encoding)
+        pos, (q, k, _) = jnp.arange(4)[None], content(4)
+        for params in map(encoding.prepare, at_first_and_later(encoding)):
+            encoding.embed(params, q.reshape(1, 4, -1), pos)
+            encoding.diagnostics(params), encoding.learned_scalars(params)
+            if (gates := encoding.log_decay(params, q.reshape(1, 4, -1))) is not None:
+                shape = (1, 4, encoding.num_heads)
+                fits = gates.shape == shape and gates.dtype == jnp.float32 and np.all(gates <= 0)
+                require(fits, f"`log_decay` is not float32 {shape} with values of at most 0")
+            logits(encoding, params, q, k, pos[0], pos[0])
+            encoding.common_bias(params, 4, 4)

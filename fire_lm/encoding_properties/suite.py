@@ -15,9 +15,11 @@ from fire_lm.positions import PositionalEncoding
 Check = Callable[[PositionalEncoding], None]
 
 PROPERTIES: tuple[Check, ...] = (
+    of_hooks.has_a_hook_for_its_parameters,
     of_hooks.has_the_documented_size,
     of_hooks.has_finite_values_far_out,
     of_hooks.has_all_bits_of_positions,
+    of_hooks.has_values_between_integer_positions,
     of_hooks.has_finite_gradients_at_distance_0,
     of_hooks.has_the_declared_invariance,
     of_hooks.has_the_declared_use_of_the_context_length,

@@ -99,18 +99,34 @@ def label_of(bindings: Bindings, encodings: list[Ref]) -> str:
 def _turn(bindings: Bindings, turn: Ref) -> tuple[str, int]:
     """Return the name and the number of the layers that an element of POSITION describes.
 
-    The name is that of the encoding's file, or of its class if no file describes it, followed by
-    the options of `Layers` that differ from their defaults, such as "rope-window-64".
+    The name is that of the encoding, followed by the options of `Layers` that differ from their
+    defaults, such as "rope-window-64".
     """
     options = _changed(bindings, turn) if turn.name == "Layers" else {}
     if "encoding" not in options:
-        return _matching_file(bindings, [turn]) or turn.name, 1
+        return _name(bindings, turn), 1
     encoding = next(_references(options.pop("encoding")), turn)
     encoding = Ref(encoding.name, encoding.scope or turn.scope, encoding.call)
     count = options.pop("count", 1)
-    name = _matching_file(bindings, [encoding]) or encoding.name
     words = _options(bindings, options, turn.scope)
-    return name + words, count if isinstance(count, int) else 1
+    return _name(bindings, encoding) + words, count if isinstance(count, int) else 1
+
+
+def _name(bindings: Bindings, encoding: Ref) -> str:
+    """Return the name of an encoding's file, or of its class if no file describes it.
+
+    The encodings that the class combines follow, such as "Together-first-fire-second-fox".
+    """
+    if name := _matching_file(bindings, [encoding]):
+        return name
+    changed = _changed(bindings, encoding)
+    parts = {
+        field: Ref(part.name, part.scope or encoding.scope, False)
+        for field in bindings.parameters(encoding.name)
+        if isinstance(part := changed.get(field), Ref) and not part.call
+    }
+    words = (f"-{field}-{_name(bindings, x)}" for field, x in parts.items() if x != encoding)
+    return encoding.name + "".join(words)
 
 
 def _options(bindings: Bindings, options: Mapping[str, Any], scope: tuple[str, ...] = ()) -> str:

@@ -16,11 +16,13 @@ from fire_lm.models.mixers import Attention, Mixer
 from fire_lm.models.sizes import ModelSize, check_size
 from fire_lm.models.turns import Kind, Layers, Turn
 from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import HOOKS
+from fire_lm.positions.contract import check_definition
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
 
 # The hooks of an encoding that a mixer calls.
-HOOKS_IN_LAYERS = ("rotate", "bias", "logit_scale", "log_decay", "mix")
+HOOKS_IN_LAYERS = tuple(hook for hook in HOOKS if hook != "embed")
 
 
 def build_decoder(
@@ -116,10 +118,11 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Raise UserError if `encoding` is not compatible with the other settings.
+    """Raise UserError if `encoding` is wrong, or not compatible with the other settings.
 
     `encodings` is the number of encodings that alternate by layer.
     """
+    check_definition(encoding)
     kind = type(encoding)
     if encoding.acts_through("embed"):
         if encodings > 1:

@@ -17,7 +17,7 @@ from fire_lm.attention.dense import attention_weights
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import Common, DecoderLayer
-from fire_lm.models.layer_position import Position
+from fire_lm.models.layer_position import Position, log_decay
 from fire_lm.models.mixers import Attention, LayerSpec, Reading
 from fire_lm.models.mixers.attention import Heads, PerHead, heads
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
@@ -42,7 +42,7 @@ class LayerInputs(NamedTuple):
         """Return the queries and keys as the encoding transforms them, and the other terms."""
         spec = self.layer.spec
         params = spec.encoding.prepare(self.position)
-        log_decay_BTN = spec.encoding.log_decay(params, self.y_BTD)
+        log_decay_BTN = log_decay(spec.encoding, params, self.y_BTD)
         q_BTNH, k_BTNH = self.q_BTNH, self.k_BTNH
         return heads(spec, params, q_BTNH, k_BTNH, reading, self.per_head, log_decay_BTN)
 

@@ -15,6 +15,7 @@ import jax
 from fire_lm.attention import BiasFn, CommonBias, Implementation, choose_implementation
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
+from fire_lm.positions.contract import check_rotated, check_term
 from fire_lm.positions.log_n import LogN, Scales
 
 
@@ -56,17 +57,31 @@ def positioned(
       The queries, the keys, the scales of each query, and the bias function, as `attend` needs
       them.
     """
-    q_BTNH, k_BSNH = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
+    rotated = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
+    check_rotated(encoding, rotated, q_BTNH, k_BSNH)
     logit_scale_BT = encoding.logit_scale(params, q_pos_BT)
+    check_term(encoding, "logit_scale", logit_scale_BT, *q_pos_BT.shape)
     scales = Scales(logit_scale_BT, None)
     if log_n is not None:
         assert seen_BT is not None
         scales = log_n.scales(logit_scale_BT, seen_BT, encoding.train_length)
 
     def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-        return encoding.bias(params, q_pos_BT, k_pos_BS, context_length)
+        bias_BNTS = encoding.bias(params, q_pos_BT, k_pos_BS, context_length)
+        (q_batch, queries), (k_batch, keys) = q_pos_BT.shape, k_pos_BS.shape
+        check_term(
+            encoding, "bias", bias_BNTS, max(q_batch, k_batch), encoding.num_heads, queries, keys
+        )
+        return bias_BNTS
 
-    return q_BTNH, k_BSNH, scales, bias
+    return *rotated, scales, bias
+
+
+def log_decay(encoding: PositionalEncoding, params: Params, y_BTD: jax.Array) -> jax.Array | None:
+    """Return the encoding's log forget gates `[B, T, N]`, or None; see its hook."""
+    log_decay_BTN = encoding.log_decay(params, y_BTD)
+    check_term(encoding, "log_decay", log_decay_BTN, *y_BTD.shape[:2], encoding.num_heads)
+    return log_decay_BTN
 
 
 def prepare_position(

@@ -25,6 +25,9 @@ from fire_lm.errors import UserError
 
 Params = dict[str, Any]
 
+# The methods through which an encoding acts.
+HOOKS = ("embed", "rotate", "bias", "logit_scale", "log_decay", "mix")
+
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
@@ -216,7 +219,7 @@ class PositionalEncoding:
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array | None:
-        """Return the bias `[B, N, T, S]` float32 to add to q·k/sqrt(H), or None for no bias.
+        """Return the bias to add to q·k/sqrt(H), `[B or 1, N, T, S]` float32, or None for no bias.
 
         Attention masks the entries of keys after the query, but these entries must also be finite.
         """

@@ -54,7 +54,7 @@ class Start:
         """
         experiment = self._with_kept_lengths()
         name = self.begun.experiment.label if self.begun else ""
-        if name and experiment.label.startswith(f"{name}-"):
+        if name and _adds_settings(experiment.label, name):
             return experiment.with_values({"ENCODING": name}, "the name of the run")
         return experiment
 
@@ -251,6 +251,22 @@ class Start:
             return False
         ours, theirs = ([run.data, run.seed, run.lengths.longest] for run in runs)
         return ours == theirs
+
+
+def _adds_settings(label: str, name: str) -> bool:
+    """Return whether a derived name is `name` with more settings, such as "fire-window-16".
+
+    In the name of a schedule, they follow the encoding of any of its layers.
+    """
+    new, old = label.split("+"), name.split("+")
+    added = len(new) == len(old) and all(map(_has_words, new, old))
+    return label != name and (added or label.startswith(f"{name}-"))
+
+
+def _has_words(label: str, name: str) -> bool:
+    """Return whether `label` begins as `name` does, and has its other words in their order."""
+    words, (first, *others) = iter(label.split("-")), name.split("-")
+    return next(words) == first and all(other in words for other in others)
 
 
 def _fits(run: Pretraining, trained: Pretraining) -> bool:

@@ -94,6 +94,19 @@ def test_the_fields_of_a_mixer_are_part_of_the_name():
     assert label("rope", *gated) == "rope-mixer-Attention-sink-True"
 
 
+def test_encodings_that_are_combined_are_part_of_the_name():
+    both = "POSITION=@Together", "Together.second=@FoX", "Together.first=@FIRE"
+    assert label(*both) == "Together-first-fire-second-fox"
+    assert label("fox_fire") == "fox_fire" == label(*both, "FoX.init_bias=5.0")
+    other = "POSITION=@Together", "Together.first=@RoPE"
+    assert label(*other, "Together.second=@KERPLELog") == "Together-first-rope-second-KERPLELog"
+    inner = "Together.second=@in/Together", "in/Together.first=@ALiBi", "in/Together.second=@FoX"
+    assert label(*other, *inner) == "Together-first-rope-second-Together-first-alibi-second-fox"
+    assert label(*both, "POSITION=[@Together, @NoPE]") == "Together-first-fire-second-fox+nope"
+    near = "POSITION=[@near/Layers()]", "near/Layers.encoding=@Together", "near/Layers.window=16"
+    assert label(*both[1:], *near) == "Together-first-fire-second-fox-window-16"
+
+
 def test_no_position_is_still_refused_with_the_list():
     with pytest.raises(UserError, match="no positional encoding chosen"):
         label()

@@ -19,7 +19,7 @@ from fire_lm.attention import BiasFn, CommonBias, Layout, Mask, TabulatedBias, T
 from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys, written
 from fire_lm.attention.decay import cumulative_decay, extended
 from fire_lm.models.dropout import DROPOUT, drop_values
-from fire_lm.models.layer_position import Position, positioned
+from fire_lm.models.layer_position import Position, log_decay, positioned
 from fire_lm.models.layouts import heads_sharding
 from fire_lm.models.mixers.base import LayerSpec, Mixer, Prompts, Reading, State
 from fire_lm.models.modules import Linear
@@ -108,7 +108,7 @@ class Attention(Mixer):
         q_BTNH, k_BTNH, v_BTNH = projected
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
-        log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
+        log_decay_BTN = log_decay(spec.encoding, position.params, y_BTD)
         q_BTNH, k_BTNH, tokens, terms = heads(
             spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN
         )
@@ -159,7 +159,7 @@ class Attention(Mixer):
         )
         terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
         new = NewKeys(k_BKNH, v_BKNH)
-        if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
+        if (log_decay_BKN := log_decay(spec.encoding, position.params, y_BKD)) is not None:
             new = new._replace(decay_BKN=extended(state.own.last_BKN, log_decay_BKN))
         y_BKNH = attend_cached(
             q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask
