@@ -101,7 +101,7 @@ def _neox(
         arrays |= GPT_NEOX.arrays(index, layer_of(layers, index))
     rope_parameters = {
         "rope_theta": rope.base,
-        "partial_rotary_factor": rope.rotary_fraction,
+        "partial_rotary_factor": rotary_factor(rope),
         **rope_parameters,
     }
     config = {
@@ -170,12 +170,19 @@ def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | 
     return None if parameters is None else _neox(model, params, rope, positions, parameters)
 
 
+def rotary_factor(rope: RoPE) -> float:
+    """Return the share of dims for which transformers, which rounds down, rotates as many."""
+    factor, width = rope.rotary_fraction, rope.rotary_width
+    return factor if int(rope.head_dim * factor) == width else (width + 0.25) / rope.head_dim
+
+
 def _ntk(scaling: NTKAware, rope: RoPE) -> dict[str, Any]:
     assert scaling.factor is not None
     width = rope.rotary_width
     return {
         "rope_type": "default",
-        "rope_theta": rope.base * scaling.factor ** (width / (width - 2)),
+        # A single pair of dimensions has the frequency 1 for every base.
+        "rope_theta": rope.base * scaling.factor ** (width / max(width - 2, 1)),
     }
 
 

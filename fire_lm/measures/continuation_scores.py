@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from fire_lm.errors import RunFailed
 from fire_lm.measures.padded_rows import padded_width
 from fire_lm.measures.scoring import batch_results, sequences_at_a_time, target_scorer
-from fire_lm.models import Decoder, check_token_ids, depends_on_length, reason_of_nan
+from fire_lm.models import Decoder, check_decoder, check_token_ids, depends_on_length, reason_of_nan
 from fire_lm.sharding import of_rows
 
 # The ids of a context and the ids of its continuation, neither of which is empty.
@@ -41,10 +41,11 @@ def continuation_scores(
         at least one row for each part into which `mesh` splits it.
 
     Raises:
-      UserError: An id has no row in the model's embedding.
+      UserError: An id has no row in the model's embedding, or the model is an encoder.
       TooLarge: A batch does not fit in memory.
       RunFailed: The model returns NaN.
     """
+    check_decoder(model)
     for row in rows:
         for ids in row:
             check_token_ids(ids, model.vocab_size, "a text to score")

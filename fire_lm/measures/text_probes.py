@@ -17,7 +17,7 @@ import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.measures.padded_rows import padded_logits, padded_width
-from fire_lm.models import Decoder, layer_attention
+from fire_lm.models import Decoder, check_decoder, layer_attention
 from fire_lm.models.loss import target_losses
 
 # Up to this length, all logits of a layer's attention are computed at once, which compiles faster.
@@ -45,12 +45,13 @@ def text_logits(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
     """Return the logits of the token that follows each token, float32 `[T, V]`.
 
     Args:
-      model, params: The model and its parameters.
+      model, params: The model, a decoder, and its parameters.
       ids: The tokens of the text, without the token 0, which the model reads before them.
 
     Raises:
-      UserError: The model cannot read as many tokens.
+      UserError: The model cannot read as many tokens, or is an encoder.
     """
+    check_decoder(model)
     logits_WV = _logits(_for_texts(model, len(ids) + 1), params, *_padded(model, ids))
     return np.asarray(logits_WV)[: len(ids) + 1]
 
@@ -60,6 +61,7 @@ def text_losses(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
 
     See `text_logits`.
     """
+    check_decoder(model)
     tokens, *rest = _padded(model, ids)
     targets_W = np.zeros(tokens.shape[1], np.int32)
     targets_W[: len(ids)] = ids
@@ -68,7 +70,9 @@ def text_losses(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> AttentionMap:
-    """Return the attention of one layer over the text; see `text_logits`.
+    """Return the attention of one layer over the text.
+
+    A decoder reads the token 0 before the text, an encoder the text alone.
 
     Raises:
       UserError: The model has no such layer, or cannot read as many tokens.
@@ -81,7 +85,7 @@ def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> A
     repetition, turn = divmod(layer % layers, len(model.encodings))
     text = _padded(model, ids)
     arrays = _attention(model, params, *text, turn=turn, repetition=jnp.int32(repetition))
-    length = len(ids) + 1
+    length = len(ids) + model.causal
     weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in arrays)
     products[:, ~seen] = bias[:, ~seen] = np.nan
     return AttentionMap(weights, products, bias)
@@ -103,10 +107,11 @@ def _for_texts(model: Decoder, tokens: int) -> Decoder:
 
 def _padded(model: Decoder, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tokens, positions and segments of a text, each `[1, W]`."""
-    length = len(ids) + 1
+    begin = int(model.causal)
+    length = begin + len(ids)
     width = padded_width(model, length)
     tokens_1W, segment_1W = np.zeros((2, 1, width), np.int32)
-    tokens_1W[0, 1:length] = ids
+    tokens_1W[0, begin:length] = ids
     segment_1W[0, :length] = 1
     return tokens_1W, np.asarray(model.resampling.evaluation_positions(width)), segment_1W
 

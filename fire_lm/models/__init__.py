@@ -9,7 +9,7 @@ from fire_lm.models.comparison import (
     same_meaning,
     variant,
 )
-from fire_lm.models.decoder import Decoder
+from fire_lm.models.decoder import Decoder, check_decoder
 from fire_lm.models.layer_attention import layer_attention, query_logits
 from fire_lm.models.layer_table import COLUMNS, layer_rows
 from fire_lm.models.layouts import constrain_rows
@@ -48,6 +48,7 @@ __all__ = [
     "build_decoder",
     "build_encoder",
     "changes",
+    "check_decoder",
     "check_token_ids",
     "constrain_rows",
     "depends_on_length",

@@ -130,8 +130,7 @@ def check_fit(
                 f"{kind.__name__} acts on the embedding, which all layers share: it cannot "
                 "alternate with other encodings in build_decoder.position"
             )
-        parts = encoding.parts.values() or [encoding]
-        embedding = [part for part in parts if part.acts_through("embed")]
+        embedding = [part for part in _single(encoding) if part.acts_through("embed")]
         if not share_position and any(map(has_parameters, embedding)):
             raise UserError(
                 f"{kind.__name__} has parameters for the embedding, which all layers share: "
@@ -143,6 +142,11 @@ def check_fit(
             f"{kind.__name__} cannot encode: choose another encoding or @RandomizedPositions()"
         )
     encoding.check_length(resampling.largest(train_length), train_length)
+
+
+def _single(encoding: PositionalEncoding) -> list[PositionalEncoding]:
+    """Return the encodings that an encoding combines, or the encoding itself."""
+    return [one for part in encoding.parts.values() for one in _single(part)] or [encoding]
 
 
 def turns_of(

@@ -132,8 +132,7 @@ class Decoder(nn.Module):
         Raises:
           UserError: Layers see later tokens, so a model of complete texts cannot continue one.
         """
-        if not self.causal:
-            raise UserError("layers that see later tokens cannot generate text: use causal layers")
+        check_decoder(self)
         reading = Reading(pos_BP, lengths_B=lengths_B)
         logits_B1V, kept = self.read(tokens_BP, reading, context_length)
         return logits_B1V[:, 0], kept
@@ -293,3 +292,12 @@ class Decoder(nn.Module):
                     *(encoding, own, self.attention, length), context_length
                 )
         return tuple(positions[encoding] for encoding in self.encodings)
+
+
+def check_decoder(model: Decoder) -> None:
+    """Raise UserError if the model is an encoder, whose tokens see what they would predict."""
+    if not model.causal:
+        raise UserError(
+            "layers that see later tokens cannot generate text, nor score it token by token: use "
+            "causal layers, or MaskedAccuracy for encoders"
+        )

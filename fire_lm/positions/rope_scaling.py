@@ -115,7 +115,8 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
     """Return each frequency's interpolation weight, as in YaRN's released code.
 
     The weight is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
-    makes `slow` turns on, and linear in the index of the pair between these limits.
+    makes `slow` turns on, and linear in the index of the pair between these limits. If no pair
+    makes as few as `slow` turns, so that the second limit is below 0, all weights are 0.
     """
 
     def index(turns: float) -> float:
@@ -123,7 +124,9 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
         return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(base))
 
     first = max(math.floor(index(fast)), 0)
-    last = max(min(math.ceil(index(slow)), width - 1), first + 0.001)
+    last = float(min(math.ceil(index(slow)), width - 1))
+    if last == first:
+        last += 0.001
     return np.clip((np.arange(width // 2) - first) / (last - first), 0, 1)
 
 

@@ -20,10 +20,12 @@ from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
 from fire_lm.interop.custom import custom
 from fire_lm.interop.export import export
-from fire_lm.interop.stock import stock
+from fire_lm.interop.stock import _ntk, rotary_factor, stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Mixer
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.rope_scaling import NTKAware
 
 DATA = TextData("nowhere", vocabulary="bytes")
 CONTEXT = 40
@@ -195,6 +197,21 @@ def test_stock_classes_are_taken_where_they_are_exact(name):
     expected = "gpt2" if name in GPT2 else "gpt_neox" if name in NEOX | set(FIXED) else None
     assert (found and found.config["model_type"]) == expected
     assert custom(model, params, CONTEXT).arrays  # every encoding has a custom form
+
+
+def test_transformers_rotates_as_many_dims():
+    """It rounds the product of the factor and the dims of a head down."""
+    for fraction, head_dim in ((0.58, 100), (1 / 3, 48), (0.33333333, 96), (0.25, 64), (1.0, 8)):
+        rope = RoPE(2, head_dim, 16, 2 * head_dim, rotary_fraction=fraction)
+        factor = rotary_factor(rope)
+        assert int(head_dim * factor) == rope.rotary_width == round(factor * head_dim)
+        assert factor == fraction or fraction not in (0.25, 1.0)
+
+
+def test_ntk_of_a_single_pair_of_dims_is_exported():
+    rope = RoPE(2, 8, 16, 16, rotary_fraction=0.25, scaling=NTKAware(4.0))
+    config = _ntk(rope.scaling, rope)
+    assert config["rope_theta"] > 0 and rope.frequencies(64)[0].tolist() == [1.0]
 
 
 def test_bytes_as_a_tokenizer():

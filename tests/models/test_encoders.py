@@ -16,12 +16,15 @@ import pytest
 
 from fire_lm import models, positions
 from fire_lm.errors import UserError
+from fire_lm.measures.continuation_scores import continuation_scores
+from fire_lm.measures.text_probes import text_logits, text_losses
 from fire_lm.models import Layers, ModelSize, build_decoder, build_encoder
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.fox import FoX
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.t5 import T5
 from fire_lm.positions.together import Together
+from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.training.step import documents, init_state, summed_loss, train_step
 
 HEADS, HEAD_DIM, WIDTH, VOCAB, TRAINED_AT = 2, 8, 16, 11, 8
@@ -288,10 +291,18 @@ def test_encodings_in_the_same_layer_each_take_their_form():
     }
 
 
-def test_an_encoder_cannot_generate():
+def test_an_encoder_cannot_generate_or_score_a_text_by_tokens():
     model, prompt = encoder(kind_of("NoPE")), jnp.ones((1, 3), jnp.int32)
     with pytest.raises(UserError, match="cannot generate text"):
         model.prefill(prompt, jnp.arange(3)[None], jnp.array([3]), 5)
+    ids, mesh = np.ones(3, np.int32), make_mesh(MeshShape())
+    for score in (
+        lambda: text_logits(model, {}, ids),
+        lambda: text_losses(model, {}, ids),
+        lambda: next(continuation_scores(model, {}, [([1], [2])], mesh)),
+    ):
+        with pytest.raises(UserError, match="nor score it token by token"):
+            score()
 
 
 def test_windows_look_both_ways():

@@ -12,7 +12,7 @@ from sample_decoders import configured
 
 from fire_lm.encoding_properties import in_models
 from fire_lm.errors import UserError
-from fire_lm.models import changes, variant
+from fire_lm.models import ModelSize, build_decoder, changes, variant
 from fire_lm.models.layer_table import described_encoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.dape import DAPE
@@ -21,6 +21,7 @@ from fire_lm.positions.fox import FoX
 from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.pope import PoPE
 from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sinusoidal import Sinusoidal
 from fire_lm.positions.t5 import T5
 from fire_lm.positions.temperature import Temperature
 from fire_lm.positions.together import Together
@@ -29,6 +30,13 @@ from fire_lm.positions.xpos import XPos
 
 def both(first, second):
     return reference.build(Together, first=first, second=second)
+
+
+def test_parts_of_parts_may_act_on_the_embedding_without_parameters():
+    inner = functools.partial(Together, first=Sinusoidal, second=FIRE)
+    size = ModelSize(1, 16, 2, 8, 32, 0.3)
+    for first, second in ((inner, FoX), (FoX, inner)):
+        build_decoder(size, functools.partial(Together, first=first, second=second), 32, 16)
 
 
 @pytest.mark.ci
