@@ -166,20 +166,30 @@ def search() -> str:
     return Table("", ["task", "tries", *names, "accuracy", "learned"], rows).markdown()
 
 
-def encoders() -> str:
-    """Return means of encoders over trained and longer lengths, and at 60 symbols, by positions."""
-    arms = accuracies_of("synthetic_encoders")["ReverseString"]
-    cells = []
-    for name in sorted({arm.partition(",")[0] for arm in arms}):
-        row = [name]
-        for arm in (name, f"{name}, random"):
-            (run,) = arms.get(arm, [{}])
-            row.append(f"{trained(run):.1f}" if run else "")
-            row += [f"{run[60]:.1f}", f"{longer(run):.1f}"] if 60 in run else ["", ""]
-        cells.append(row)
-    columns = ("trained", "60 symbols", "longer")
-    header = [f"{prefix}{column}" for prefix in ("", "random: ") for column in columns]
-    return Table("", ["encoding", *header], cells).markdown()
+def encoders(suffix: str) -> str:
+    """Return the means of encoders over trained and longer lengths of each task.
+
+    `suffix` is that of the arms' names: empty for positions 0, 1, 2, ..., else ", random".
+    """
+    studies = accuracies_of("synthetic_encoders")
+    tasks = [task.__name__ for task in CHOMSKY if task.__name__ in studies]
+    guesses = [f"{guess(task, mean):.1f}" for task in tasks for mean in (trained, longer)]
+    rows = [["guess", *guesses]]
+    for encoding in sorted({arm.partition(",")[0] for arms in studies.values() for arm in arms}):
+        runs = [studies[task].get(encoding + suffix, [{}])[0] for task in tasks]
+        if any(runs):
+            rows.append([encoding, *(cell for run in runs for cell in _means(run))])
+    header = [name for task in tasks for name in (f"{task}, trained", "longer")]
+    return Table("", ["encoding", *header], rows).markdown()
+
+
+def _means(points: Points) -> list[str]:
+    """Return both means in words; a learned table has no rows for the longer lengths."""
+    longest = max(points, default=0)
+    return [
+        f"{trained(points):.1f}" if longest else "",
+        f"{longer(points):.1f}" if longest > 40 else "",
+    ]
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -188,5 +198,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "longer training": longer_training,
     "log n": log_n,
     "search": search,
-    "encoders": encoders,
+    "encoders": functools.partial(encoders, ""),
+    "encoders, random": functools.partial(encoders, ", random"),
 }
