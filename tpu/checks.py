@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -121,14 +122,18 @@ def check_readable(name: str, path: str, where: ConfigDict) -> None:
 def check_importable(module: str, where: ConfigDict) -> None:
     """Raise UserError if the image contains neither an imported module nor its installed package.
 
-    Hosts import packages from the root of the repository, and those of requirements.lock.
+    Hosts import packages from the root of the repository, and those of requirements.lock. An image
+    of the user's own, which has a tag, may contain others.
     """
+    if images.has_tag(where.image):
+        return
     path = module.replace(".", "/")
     if images.contains(f"{path}.py") or images.contains(f"{path}/__init__.py"):
         return
-    locked = (images.ROOT / "requirements.lock").read_text()
+    lines = (images.ROOT / "requirements.lock").read_text().splitlines()
+    locked = {line.partition("==")[0] for line in lines}
     installed = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
-    if any(f"{name.lower().replace('_', '-')}==" in locked for name in installed):
+    if any(re.sub(r"[-_.]+", "-", name).lower() in locked for name in installed):
         return
     raise UserError(
         f"{module} is imported, but the hosts of {where.accelerator} do not have it\ncopy its "

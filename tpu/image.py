@@ -21,7 +21,7 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
       UserError: There is no commit.
     """
     image: str = cluster.image
-    if _has_tag(image):
+    if has_tag(image):
         return image
     return f"{image}:{_of_commit(image, root, 'rev-parse', '--short=12', 'HEAD')}"
 
@@ -32,7 +32,7 @@ def check_committed(cluster: ConfigDict, root: Path = ROOT) -> None:
     Cluster files may have changed, because the hosts do not read them.
     """
     image: str = cluster.image
-    if _has_tag(image):
+    if has_tag(image):
         return
     everything = (".", ":(exclude)tpu/clusters")
     changed = _of_commit(image, root, "status", "--porcelain", "--", *everything)
@@ -79,7 +79,7 @@ def contains(path: str, root: Path = ROOT) -> bool:
     return False
 
 
-def _has_tag(image: str) -> bool:
+def has_tag(image: str) -> bool:
     return ":" in image.rpartition("/")[2] or "@" in image
 
 

@@ -13,7 +13,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.changed import affects_results, changes, discard_results_after
+from fire_lm.runs.changed import discard_results_after, other_parameters
 from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.inputs import note_changed_modules
 from fire_lm.runs.resuming import Start
@@ -108,7 +108,7 @@ def start_or_resume(start: Start) -> None:
     def record(resumed_from: int) -> None:
         """Save the configuration, after discarding results that a changed one makes obsolete."""
         if leads:
-            if start.begun and changes(experiment, start.begun, affects_results):
+            if start.begun and other_parameters(experiment, start.begun):
                 discard_results_after(workdir, resumed_from)
             save_config(experiment, workdir, resumed_from)
 

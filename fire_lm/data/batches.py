@@ -81,6 +81,10 @@ class TrainIterator(abc.ABC):
     def get_state(self) -> bytes:
         """Return the position after the last returned batch."""
 
+    def is_after(self, batches: int) -> bool:
+        """Return whether the position is that after so many batches, even if a read has failed."""
+        return False
+
     @abc.abstractmethod
     def set_state(self, state: bytes) -> None:
         """Continue after the last batch that had been returned when `state` was saved.
@@ -116,6 +120,9 @@ class CountingIterator(TrainIterator):
         batch = self.batch(self.number)
         self.number += 1
         return batch
+
+    def is_after(self, batches: int) -> bool:
+        return self.number == batches
 
     def get_state(self) -> bytes:
         return json.dumps({self.counted: self.number, **self.identity}).encode()

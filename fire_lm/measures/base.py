@@ -150,9 +150,10 @@ class Measure(abc.ABC):
     def row(self, cell: Cell, *values: Any) -> Any:
         """Return the row of a cell whose columns after those of the cell's key are `values`."""
         Row: Any = self.Row
-        names = [field.name for field in dataclasses.fields(Row)]
-        names = names[len(cell.columns) + len(cell.key) :]
-        if len(values) != len(names):
+        fields = dataclasses.fields(Row)[len(cell.columns) + len(cell.key) :]
+        names = [field.name for field in fields]
+        needed = sum(field.default is dataclasses.MISSING for field in fields)
+        if not needed <= len(values) <= len(names):
             given = f"{len(values)} value{'s' * (len(values) != 1)}"
             raise UserError(
                 f"{type(self).__name__}.row is given {given}: it must be given {', '.join(names)}",

@@ -82,6 +82,8 @@ def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> A
         raise UserError(
             f"layer is {layer}: it must be from 0 to {layers - 1}, or from -{layers} to -1"
         )
+    if not (model.causal or len(ids)):
+        raise UserError("the text has no tokens: an encoder reads at least one")
     repetition, turn = divmod(layer % layers, len(model.encodings))
     text = _padded(model, ids)
     arrays = _attention(model, params, *text, turn=turn, repetition=jnp.int32(repetition))

@@ -116,7 +116,7 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
 
     The weight is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
     makes `slow` turns on, and linear in the index of the pair between these limits. If no pair
-    makes as few as `slow` turns, so that the second limit is below 0, all weights are 0.
+    makes as many as `slow` turns, so that the second limit is below 0, all weights are 0.
     """
 
     def index(turns: float) -> float:

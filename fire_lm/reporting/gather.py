@@ -142,15 +142,17 @@ def earlier_settings(
     """
     found = []
     for run, path in places.items():
-        for (_, before), (until, _) in itertools.pairwise(read_history(path)):
-            try:
-                changed = changes(experiments[run], before, affects_results)
-            except UserError as error:
-                note_once(f"{first_line(error)}\nearlier steps of the run are not compared")
-                continue
-            for name, old, _ in changed:
-                parameter = f"earlier.{name.rpartition('.')[2]}"
-                found.append(Setting(run, parameter, f"{old!r} until step {until}"))
+        values: dict[str, list[str]] = {}
+        same = {path.name for path in experiments[run].paths}  # a resumed run has the same inputs
+        try:
+            for (_, before), (until, _) in itertools.pairwise(read_history(path)):
+                for name, old, _ in changes(experiments[run], before, affects_results):
+                    if name not in same:
+                        parameter = f"earlier.{name.rpartition('.')[2]}"
+                        values.setdefault(parameter, []).append(f"{old!r} until step {until}")
+        except UserError as error:
+            note_once(f"{first_line(error)}\nearlier steps of the run are not compared")
+        found += [Setting(run, name, ", ".join(of_name)) for name, of_name in values.items()]
     return found
 
 

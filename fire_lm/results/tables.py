@@ -378,7 +378,10 @@ def remove_later_rows(path: epath.Path, step: int) -> bool:
     """
 
     def up_to_step(content: bytes | None) -> str | None:
-        lines = _lines(_decoded(content, str(path)))
+        try:
+            lines = _lines(_decoded(content, str(path)))
+        except csv.Error as error:
+            raise RunFailed(f"{path} is damaged ({error}): move or delete it") from error
         if not lines or "step" not in lines[0]:
             return None
         at = lines[0].index("step")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from etils import epath
 
 from fire_lm import storage
+from fire_lm.errors import RunFailed
 from fire_lm.experiment import ABSENT, Difference, Experiment
 from fire_lm.processes import say
 from fire_lm.results.tables import remove_later_rows
@@ -20,6 +21,7 @@ _WITHOUT_EFFECT = (
     *("pretrain.log_every", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
+    *("pretrain.microbatches", "finetune.microbatches"),
 )
 _CONFIGURABLES_WITHOUT_EFFECT = ("Checkpointing", "Watchdog", "MeshShape")
 
@@ -53,6 +55,15 @@ def changes(
     ]
 
 
+def other_parameters(experiment: Experiment, begun: Saved) -> bool:
+    """Return whether a step may reach other parameters than with an earlier configuration.
+
+    The learning rate may follow the number of steps.
+    """
+    steps = [one.values(one.kind)["train_steps"] for one in (experiment, begun.experiment)]
+    return steps[0] != steps[1] or bool(changes(experiment, begun, affects_results))
+
+
 def discard_results_after(workdir: str | epath.Path, step: int) -> None:
     """Remove the results of steps after `step`, which belong to checkpoints that no longer exist.
 
@@ -61,10 +72,15 @@ def discard_results_after(workdir: str | epath.Path, step: int) -> None:
     """
     folder = storage.place(workdir)
     for path in (*storage.children(folder), *storage.children(folder / "measures")):
-        if path.name.endswith(".csv") and remove_later_rows(path, step):
-            say(f"removed the rows of steps after {step} from {path}: the settings have changed")
+        if not path.name.endswith(".csv"):
+            continue
+        try:
+            if remove_later_rows(path, step):
+                say(f"removed the rows of steps after {step} from {path}: the settings changed")
+        except RunFailed as error:  # it may be a file of the user
+            say(str(error))
     for path in storage.children(folder / "predictions"):
-        # TASK.SPLIT.VARIANT.STEP.LENGTH..., see `predictions_file`
+        # TASK.SPLIT.VARIANT.STEP.LENGTH..., see `predictions_file`; a long name is cut
         named = re.match(r"(?:[^.]*\.){3}(\d+)\.", path.name)
-        if named and int(named[1]) > step:
+        if not named or int(named[1]) > step:
             storage.remove(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +12,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, names_a_folder, parted
 from fire_lm.errors import UserError
 from fire_lm.runs.saved import newest_config, starting
-from fire_lm.storage import children, is_folder, place, require_bucket, resolved, with_name
+from fire_lm.storage import children, place, require_bucket, resolved, with_name
 
 SAME_NAME = "two runs have the same name, so a table cannot distinguish them: rename one folder"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
@@ -61,8 +62,9 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
         entries = children(path)
         if not entries:
             require_bucket(path, "the run")
-            empty = f"{folder} is an empty folder"
-            raise NotYet(empty if is_folder(path) else f"there is no run directory {folder}", path)
+            empty = f"{folder} is an empty folder"  # never in a bucket
+            there = os.path.isdir(path)
+            raise NotYet(empty if there else f"there is no run directory {folder}", path)
         folders.append(path)
         inside = [path] if newest_config(path, entries) else sorted(filter(newest_config, entries))
         if not inside:

@@ -114,7 +114,9 @@ def is_being_written(workdir: str) -> bool:
     """
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").is_held()
-    return bool(writer_of(workdir))
+    with contextlib.suppress(OSError), (Path(workdir) / ".lock").open() as file:
+        return not lock_file(file, shared=True)
+    return False
 
 
 @contextlib.contextmanager

@@ -389,10 +389,13 @@ def save_before(
 ) -> None:
     """Save the state before a step whose batch cannot be read, unless it is saved or not sound.
 
-    In a job of several processes, the others may have read theirs, so nothing is saved.
+    Nothing is saved if the position in the data might be another one, nor in a job of several
+    processes, of which the others may have read their part of the batch.
     """
+    if jax.process_count() > 1 or not batches.is_after(step - 1):
+        return
     reporter.flush()
-    if jax.process_count() == 1 and reporter.sound and step - 1 > job.checkpoints.newest():
+    if reporter.sound and step - 1 > job.checkpoints.newest():
         print(f"the batch of step {step} cannot be read: saving step {step - 1}", flush=True)
         save(job, reporter, batches, step - 1, state)
 

@@ -166,7 +166,7 @@ def test_yarns_paper_and_code_ramp_differently():
     np.testing.assert_allclose(excess[[0, -1]], 0, atol=1e-15)
 
 
-def test_yarns_code_interpolates_nothing_if_no_pair_turns_as_slowly():
+def test_yarns_code_interpolates_nothing_if_no_pair_turns_so_often():
     """The end of its ramp is then below 0; transformers gives the same frequencies."""
     ours, _ = YaRN(4.0, 64.0, 32.0).frequencies(16, 10_000.0, 40, 160)
     np.testing.assert_allclose(ours, thetas(16, 10_000.0), rtol=1e-12)

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from etils import epath
+
 from fire_lm.data.blocks import manifest
 from fire_lm.data.blocks.manifest import Identity, Manifest
 from fire_lm.data.spec import EMBEDDED_MANIFEST
-from fire_lm.experiment import load_experiment
+from fire_lm.experiment import Difference, load_experiment
+from fire_lm.reporting import gather
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.gather import trained_tasks
 
@@ -170,3 +173,20 @@ def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():
         "recall": "rope", "flip": "rope, max_length 40", "flip_short": "rope, max_length 20",
     }  # fmt: skip
     assert {task.run: task.max_length for task in found}["recall"] == 64
+
+
+def test_what_a_setting_was_before_is_in_the_name(monkeypatch):
+    """Two runs with the same last change are seeds of one arm only if both had it alone."""
+    found = configs(("a", "fire", ("SEED=0",)), ("b", "fire", ("SEED=1",)))
+    history = {"a": [(0, 0.1), (5, 0.2), (9, 0.3)], "b": [(0, 0.2), (9, 0.3)]}
+    monkeypatch.setattr(gather, "read_history", lambda path: history[path.name])
+    rate = "AdamW.learning_rate"
+    monkeypatch.setattr(gather, "changes", lambda _, old, __: [Difference(rate, old, 0.3)])
+    places = {run: epath.Path(run) for run in found}
+    earlier = gather.earlier_settings(places, found)
+    assert [(one.run, one.value) for one in earlier] == [
+        ("a", "0.1 until step 5, 0.2 until step 9"),
+        ("b", "0.2 until step 9"),
+    ]
+    names = arm_names(found, [*differing(found), *earlier])
+    assert names["a"] == "fire, learning_rate 0.1 until step 5, 0.2 until step 9" != names["b"]

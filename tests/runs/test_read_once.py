@@ -30,7 +30,7 @@ def parsed(monkeypatch):
 
     def started(run, workdir, *, once_held, after_first_step, **more):
         once_held()
-        after_first_step()
+        after_first_step(0)
 
     monkeypatch.setattr(files, "parse_file", counting)
     monkeypatch.setattr(training, "pretrain", started)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from study_pairs import page
 from synthetic_tables import Points, accuracies_of, guess, longer, trained, tries
 
+from fire_lm.reporting.accuracies import guesses
+
 
 def test_the_search_for_tasks():
     cheap, small = {}, {}
@@ -44,7 +46,13 @@ def test_encoders_that_sort():
     assert len(drawn) == 8 and min(drawn.values()) > guess("BucketSort", longer) > 90
     span = f"{min(drawn.values()):.1f} to {max(drawn.values()):.1f} %"
     assert f"all eight give {span} over longer lengths" in told
-    assert f"they give {span} of the symbols correctly" in told
+    chance = f"where guessing gives {guess('BucketSort', longer):.1f} %, all eight then give {span}"
+    assert chance in told
+    gains = {name for name in plain if name in drawn and drawn[name] > plain[name]}
+    assert gains == drawn.keys() - {"fire", "learned"}, "a learned table has no rows otherwise"
+    (kerple,) = accuracies_of("synthetic_encoders")["BucketSort"]["kerple_log, random"]
+    near = [n for n, c in guesses("BucketSort", [*kerple]).items() if abs(kerple[n] - c) < 2]
+    assert near == [n for n in kerple if n >= 120] and "from 120 symbols on" in told
     fire, most = plain.pop("fire"), max(plain.values())
     assert most < guess("BucketSort", longer)
     assert f"FIRE gives {fire:.1f} % and the others at most {most:.1f} %, less than guess" in told

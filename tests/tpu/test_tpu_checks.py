@@ -78,7 +78,8 @@ def test_a_module_that_hosts_do_not_have_is_refused(tmp_path, monkeypatch):
         "import dataclasses\n\n\n@dataclasses.dataclass\nclass Mine:\n    x: int = 0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    where, paths = load("v4_8", SITE), ["DATA_DIR='gs://b/data'", "VOCABULARY='gs://b/spm.model'"]
+    where = load("v4_8", [*SITE, "image=us-docker.pkg.dev/p/fire/fire_lm"])
+    paths = ["DATA_DIR='gs://b/data'", "VOCABULARY='gs://b/spm.model'"]
     config = load_experiment(FILES, paths, imports=["my_own_package.encoding"])
     with pytest.raises(UserError, match="my_own_package.encoding is imported, but the hosts of v4"):
         checks.check_run(config, where)
@@ -89,6 +90,7 @@ def test_a_module_that_hosts_do_not_have_is_refused(tmp_path, monkeypatch):
         "ml_collections",
     ):
         checks.check_importable(module, where)
+    checks.check_importable("my_own_package.encoding", load("v4_8", SITE))  # an image of one's own
     assert "PYTHONPATH=/fire_lm" in (image.ROOT / "tpu" / "Dockerfile").read_text()
 
 
@@ -181,7 +183,7 @@ def test_a_context_that_still_has_a_placeholder_is_refused():
 def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     """It prints the calls of the job nevertheless, makes only those that read, and succeeds."""
     cloud.plan(buckets={}, images=[], missing=["gs://my-bucket/data"])
-    monkeypatch.setattr("tpu.image._has_tag", lambda image: False)
+    monkeypatch.setattr("tpu.image.has_tag", lambda image: False)
     monkeypatch.setattr("tpu.image.contains", lambda path: True)
     changed = {"status": "?? notes.txt", "rev-parse": "abc"}
     monkeypatch.setattr("tpu.image._git", lambda root, verb, *_: changed[verb])

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from sample_run import SAVE_EVERY, STEPS, assert_same_state, command, logged, saved_state
+from sample_blocks import blocks, whole  # noqa: F401 (fixtures)
+from sample_run import (
+    SAVE_EVERY,
+    STEPS,
+    assert_same_state,
+    command,
+    command_on_blocks,
+    logged,
+    saved_state,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fire_lm.checkpoints import available_steps, restore_params
@@ -182,25 +191,39 @@ def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):
 
 @pytest.mark.ci
 def test_the_steps_before_a_batch_that_cannot_be_read_are_saved(
-    finished, data_dir, tmp_path, monkeypatch, capsys
+    blocks,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    capsys,
 ):
-    """Each restart would otherwise repeat them, and fail at the same batch."""
+    """Each restart would otherwise repeat them, and fail at the same batch.
 
-    def broken(batches, run, step, read=loop.next_batch):
-        if step == SAVE_EVERY + 2:
+    A batch that is read and then refused is read again.
+    """
+    read, last = loop.next_batch, SAVE_EVERY + 1
+
+    def unreadable(batches, run, step):
+        if step > last:
             raise RunFailed("a damaged chunk")
         return read(batches, run, step)
 
-    run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "next_batch", broken)
-        assert main(command(data_dir, run)) == 1
-    told = capsys.readouterr()
-    assert f"the batch of step {SAVE_EVERY + 2} cannot be read" in told.out
-    assert "a damaged chunk" in told.err
-    assert available_steps(run) == [SAVE_EVERY, SAVE_EVERY + 1]
-    assert main(command(data_dir, run)) == 0
-    assert_same_state(run, finished)
+    def refused(batches, run, step):
+        batch = read(batches, run, step)
+        if step > last:
+            raise RunFailed("an unknown token")
+        return batch
+
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    for broken, saved in ((refused, [SAVE_EVERY]), (unreadable, [SAVE_EVERY, last])):
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "next_batch", broken)
+            assert main(command_on_blocks(blocks, run)) == 1
+        told = capsys.readouterr().out
+        assert available_steps(run) == saved
+        assert (f"the batch of step {last + 1} cannot be read" in told) == (broken is unreadable)
+    for workdir in (run, undisturbed):
+        assert main(command_on_blocks(blocks, workdir)) == 0
+    assert_same_state(run, undisturbed)
 
 
 @pytest.mark.ci

@@ -98,6 +98,9 @@ class BlockIterator(CountingIterator):
         self.number += self._global_size
         return batch
 
+    def is_after(self, batches: int) -> bool:
+        return self.number == batches * self._global_size
+
     def set_state(self, state: bytes) -> None:
         super().set_state(state)
         self._drop_ahead()
