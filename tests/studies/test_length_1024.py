@@ -35,3 +35,16 @@ def test_what_falls_and_what_rises():
         told(lines[arm].points[1024], lines[arm].points[8192]) for arm in ("kerple_log", "alibi")
     ]
     assert f"KERPLE's and ALiBi's losses fall by {falls[0]} and {falls[1]}" in words
+
+
+def test_fire_t_has_the_lowest_loss_in_these_runs():
+    words, lines = page("frozen_normaliser.md"), lines_of("length_1024")
+    losses = {arm: line.points for arm, line in lines.items()}
+    for length in (1024, 2048, 4096, 8192):
+        assert min(losses, key=lambda arm: losses[arm][length].mean) == "fire_t"
+    near, far = (told(losses["kerple_log"][n], losses["fire_t"][n]) for n in (1024, 8192))
+    assert f"{near} below KERPLE's at the training length and {far} at eight times" in words
+    behind = [losses[arm][1024].mean - losses["fire"][1024].mean for arm in ("rope", "t5")]
+    assert min(behind) > 0.2 and "RoPE and T5 are more than 0.2 behind FIRE" in words
+    at_64 = [line_of("mini", arm).points[64].mean for arm in ("rope", "t5", "fire")]
+    assert max(at_64[:2]) - at_64[2] < 0.2
