@@ -174,7 +174,7 @@ class Measure(abc.ABC):
 
         They are recorded beside the table, and rows with other settings are refused.
         """
-        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]  # measures are dataclasses
         names = [field.name for field in fields if field.name not in ("lengths", "mesh")]
         recorded = [name for name in names if name not in self.unrecorded]
         return {name: setting_text(getattr(self, name)) for name in recorded}

@@ -80,7 +80,7 @@ def _read(file: epath.Path) -> dict[str, str] | None:
 
 def _defaults(measure: Measure) -> dict[str, str]:
     """Return the defaults of the fields, which hold for rows from before a field existed."""
-    fields = dataclasses.fields(measure)  # type: ignore[arg-type]
+    fields = dataclasses.fields(measure)  # type: ignore[arg-type]  # measures are dataclasses
     return {
         field.name: setting_text(field.default)
         for field in fields

@@ -167,7 +167,7 @@ def search() -> str:
 
 
 def encoders(suffix: str) -> str:
-    """Return the means of encoders over trained and longer lengths of each task.
+    """Return the means of encoders over trained and longer lengths of each task, with one seed.
 
     `suffix` is that of the arms' names: empty for positions 0, 1, 2, ..., else ", random".
     """
@@ -176,7 +176,7 @@ def encoders(suffix: str) -> str:
     guesses = [f"{guess(task, mean):.1f}" for task in tasks for mean in (trained, longer)]
     rows = [["guess", *guesses]]
     for encoding in sorted({arm.partition(",")[0] for arms in studies.values() for arm in arms}):
-        runs = [studies[task].get(encoding + suffix, [{}])[0] for task in tasks]
+        (runs,) = zip(*(studies[task].get(encoding + suffix, [{}]) for task in tasks), strict=True)
         if any(runs):
             rows.append([encoding, *(cell for run in runs for cell in _means(run))])
     header = [name for task in tasks for name in (f"{task}, trained", "longer")]

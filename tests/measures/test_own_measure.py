@@ -224,7 +224,7 @@ def test_what_a_cell_must_not_yield_is_refused_and_not_written(tmp_path, results
 
 def test_scalars_of_numpy_are_numbers(tmp_path):
     RESULTS[:] = [lambda m, c: [m.row(c, np.float32(1.5), np.int64(2))]]
-    one = setting(tmp_path / "run", Yielding((np.int64(2),)))  # type: ignore[arg-type]
+    one = setting(tmp_path / "run", Yielding((np.int64(2),)))  # type: ignore[arg-type]  # not an int
     assert compute_cells(one, 7)
     (row,) = read_table(one.measure.file(one.run_model.workdir), ValueByLength)
     assert (row.length, row.value, row.stderr) == (2, 1.5, 2.0)

@@ -3,10 +3,13 @@
 import pytest
 from etils import epath
 
+from fire_lm import training
+from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.results.tables import remove_later_rows
 from fire_lm.runs import resuming
+from fire_lm.runs.changed import other_parameters
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config
 
@@ -44,6 +47,35 @@ def test_another_source_of_a_run_that_has_begun_is_refused(check, allowed):
     told = "has reached step 20, so another INIT_FROM has no effect"
     with pytest.raises(UserError, match=rf"{told} \(INIT_FROM: '' -> 'runs/a'\)"):
         check("INIT_FROM='runs/a'", "TRAIN_STEPS=30", allowed=allowed)
+
+
+def test_more_steps_may_lead_to_other_parameters(tmp_path):
+    """The learning rate may follow the number of steps, so rows of discarded steps do not hold."""
+    save_config(load_experiment(FILES), tmp_path)
+    begun = read_saved(tmp_path)
+    assert begun is not None
+    for bindings, other in (
+        ([], False),
+        (["TRAIN_STEPS=2000"], True),
+        (["AdamW.learning_rate=1e-5"], True),
+        (["MeshShape.fsdp=2", "pretrain.microbatches=2", "pretrain.log_every=7"], False),
+    ):
+        assert other_parameters(load_experiment(FILES, bindings), begun) == other, bindings
+
+
+def test_a_changed_module_is_reported_when_a_run_resumes(tmp_path, monkeypatch, capsys):
+    """The record of the module is then replaced, so nothing else would tell."""
+    module = "import dataclasses\n\n\n@dataclasses.dataclass\nclass Mine:\n    x: int = 0\n"
+    (tmp_path / "module_of_mine.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "run"
+    save_config(load_experiment(FILES, imports=["module_of_mine"]), run)
+    (tmp_path / "module_of_mine.py").write_text(f"{module}# changed")
+    monkeypatch.setattr(resuming, "available_steps", lambda _: [5])
+    monkeypatch.setattr(training, "pretrain", lambda *_, **__: None)
+    flags = [f"--gin_file={file}" for file in FILES]
+    assert main(["pretrain", *flags, "--import=module_of_mine", f"--workdir={run}"]) == 0
+    assert "module_of_mine.py) has changed since" in capsys.readouterr().err
 
 
 def test_rows_of_later_steps_are_removed_from_a_table(tmp_path):

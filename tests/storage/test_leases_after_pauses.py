@@ -11,7 +11,7 @@ from bucket import Bucket
 from fire_lm.errors import UserError
 from fire_lm.storage import LeaseLost, lease
 from fire_lm.sweeps import claims
-from fire_lm.training.lock import only_writer
+from fire_lm.training.lock import is_being_written, only_writer
 
 
 class Clocks:
@@ -89,6 +89,17 @@ def test_a_holder_that_was_paused_with_those_who_wait_keeps_its_lease(bucket: Bu
         looks += 1
     assert looks == 2, "a holder that has died loses its lease"
     other.release()
+
+
+def test_a_run_is_being_written_until_its_writer_has_died(bucket: Bucket, monkeypatch):
+    """The lock of a killed process stays, and `--follow` must not wait for it."""
+    clocks, url, looks = Clocks(monkeypatch), bucket.url("run"), 0
+    assert not is_being_written(url)
+    taken_over(bucket, "run/.lock")
+    while is_being_written(url):
+        clocks.pause(20.0)
+        looks += 1
+    assert looks in (3, 4), "about a minute"
 
 
 def test_a_lock_on_a_disk_needs_no_check(tmp_path):
