@@ -46,6 +46,12 @@ class Standing:
         ]
 
 
+def slices_of(label: str, nodes: Sequence[str]) -> list[str]:
+    """Return those of all `nodes` of a job for which a container with this label was started."""
+    _, _, named = label.partition("-on-")
+    return [node for node in nodes if not named or f"-{node}-" in f"-{named}-"]
+
+
 def judge(
     report: Sequence[tuple[str, ...]], standing: Standing, job: Job, where: ConfigDict
 ) -> State:

@@ -10,6 +10,7 @@ import dataclasses
 import getpass
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from tpu import commands
 from tpu.bucket import is_there
 from tpu.cluster import command, slice_of
 from tpu.commands import CallFailed, Calls, NotFound, Refused
-from tpu.hosts import Standing, judge
+from tpu.hosts import Standing, judge, slices_of
 from tpu.job import EARLIER, Job, Stage, State
 
 _CONTAINER = "fire_lm"
@@ -42,6 +43,7 @@ _LOST = {
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
 _LOST_NODE = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING")
+_SAVED_WITHIN = 600  # seconds, more than a host gives its command
 _SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
 # A command that prints a line with the host's name and its container's state, exit code and job, or
 # "none" if the host has no container.
@@ -161,6 +163,8 @@ class QueuedResources:
         self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
 
     def launch(self, job: Job) -> None:
+        if job.slices and not self._calls.dry_run:
+            self._save(job)
         self._remove(job.name)
         try:
             standing = self._standing(job) if job.slices else Standing({})
@@ -183,6 +187,19 @@ class QueuedResources:
             raise RunFailed(
                 f"{job.name} did not start on every host and was removed from all of them: {why}"
             )
+
+    def _save(self, job: Job) -> None:
+        """Make a job that runs on fewer slices save and end, because others have returned.
+
+        If one of its own slices is lost, it cannot save.
+        """
+        ready, hosts = self._nodes(job.name), self._slice.hosts // self._slice.count
+        running = Counter(row[3] for row in self._report(ready) if row[1] == "running")
+        for label, count in running.items():
+            nodes = slices_of(label, self._all_nodes(job.name))
+            if set(nodes) <= set(ready) and count == hosts * len(nodes):
+                stop = f"sudo docker stop --time={_SAVED_WITHIN} {_CONTAINER} >/dev/null"
+                self._on(nodes, stop)
 
     def _docker_run(self, job: Job, standing: Standing | None = None, index: int = 0) -> list[str]:
         """Return the command that starts the job; `index` is that of one of `standing`'s slices."""

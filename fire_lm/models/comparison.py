@@ -151,7 +151,17 @@ def variant(trained: Decoder, changed_model: Decoder) -> str:
             "remove the --gin. binding or --gin_file that changes it; evaluation may change only "
             f"{', '.join(sorted(allowed))}"
         )
+    if trained.share_position and _equal_to(trained) != _equal_to(changed_model):
+        raise UserError(
+            f"{', '.join(changed)} would change in some of the layers that share the parameters of "
+            "one encoding: change it in all of them alike"
+        )
     return "+".join(_labels({name: new for name, (_, new) in changed.items()}, trained))
+
+
+def _equal_to(model: Decoder) -> list[int]:
+    """Return, for each turn, the first turn with the same encoding, whose parameters it shares."""
+    return [model.encodings.index(encoding) for encoding in model.encodings]
 
 
 def _parts(model: Decoder) -> dict[str, Any]:

@@ -117,6 +117,19 @@ def test_another_model_is_refused(trained, asked, told):
         variant(trained, asked)
 
 
+def test_layers_that_share_parameters_change_alike():
+    """Otherwise, one kind of layer would look for parameters that no checkpoint has."""
+
+    def frozen(*limits):
+        kinds = tuple(functools.partial(FIRE, normalizer_limit=limit) for limit in limits)
+        return build_decoder(SIZE, kinds, 32, 64, share_position=True)
+
+    assert variant(frozen(None, None), frozen(64, 64)) == "normalizer_limit-64"
+    for before, after in (((None, None), (64, None)), ((64, None), (None, None))):
+        with pytest.raises(UserError, match="change it in all of them alike"):
+            variant(frozen(*before), frozen(*after))
+
+
 def test_changes_are_those_of_settings_that_decide_numbers():
     fast = build_decoder(SIZE, RoPE, 32, 64, remat="full", attention="blockwise")
     assert changes(build(), fast) == {}

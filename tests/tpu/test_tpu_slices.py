@@ -44,6 +44,7 @@ class Machines(Calls):
         self.nodes = dict.fromkeys(nodes, "READY")
         self.containers: dict[str, str] = {}
         self.started: dict[str, list[str]] = {}
+        self.saved: list[str] = []
 
     def change(self, arguments: Any, stdin: str = "") -> str:
         verb, node = arguments[4], arguments[5]
@@ -56,7 +57,12 @@ class Machines(Calls):
             return json.dumps({"state": self.nodes[node], "networkEndpoints": [address]})
         assert self.nodes[node] == "READY", f"{node} cannot be reached"
         command = arguments[-1].removeprefix("--command=")
-        if "docker run --detach" in command:
+        if "docker stop" in command:
+            assert self.containers[node], "a job saves before its container is removed"
+            self.saved.append(node)
+        elif "docker rm" in command:
+            self.containers.pop(node, None)
+        elif "docker run --detach" in command:
             words = command.split()
             self.started[node] = [word for word in words if word.startswith("--env=")]
             label = next(word for word in words if word.startswith("--label="))
@@ -100,7 +106,9 @@ def test_a_job_moves_to_the_slices_that_remain_and_back():
 
     machines.nodes |= {"a-0": "READY", "a-2": "READY"}
     assert backend.look(job).stage is Stage.READY, "all are back"
+    assert not machines.saved, "a job that has lost a slice cannot save"
     backend.launch(job)
+    assert machines.saved == ["a-1", "a-3"], "steps since the last save are not repeated"
     assert str(backend.look(job)) == "running: on 4 of 4 hosts"
     machines.nodes = dict.fromkeys(machines.nodes, "PREEMPTED")
     assert backend.look(job).stage is Stage.LOST
