@@ -6,6 +6,7 @@ The settings are encodings, seeds, and gin bindings or files.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -57,6 +58,8 @@ def arms(
             raise UserError(f"--positions: there is no configs/positions/{position}.gin; {hint}")
     if "SEED" in varied:
         raise UserError("--vary.SEED is not the seed in the names of arms: use --seeds instead")
+    for name, given in varied.items():
+        _check_values_differ(name, given)
     found = []
     for position, seed, values in itertools.product(
         positions, seeds, itertools.product(*varied.values())
@@ -77,6 +80,14 @@ def arms(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two arms of the grid would have the name {twice[0]}: choose other values")
     return found
+
+
+def _check_values_differ(name: str, given: Sequence[str]) -> None:
+    """Raise UserError for two ways to write one number, which would give two equal arms."""
+    for one, other in itertools.combinations(given, 2):
+        with contextlib.suppress(ValueError):  # for what is not a number
+            if float(one) == float(other):
+                raise UserError(f"--vary.{name}: {one} and {other} are the same value")
 
 
 def _flags(name: str, value: str) -> list[str]:

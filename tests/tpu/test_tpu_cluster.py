@@ -178,6 +178,9 @@ def test_the_arms_of_a_grid():
         arms(["kerple_lag"], [0], {})
     with pytest.raises(UserError, match="two arms of the grid would have the name"):
         arms(["fire"], [0], {"BATCH_SIZE": ["16", "1.6", "1-6"]})
+    with pytest.raises(UserError, match=r"--vary.AdamW.learning_rate: 1e-3 and 0.001 are the same"):
+        arms(["fire"], [0], {"AdamW.learning_rate": ["1e-3", "2e-3", "0.001"]})
+    assert len(arms(["fire"], [0], {"FIRE.learn_L": ["1", "True"], "WHO": ["%A", "%B", "c"]})) == 6
 
 
 def test_arms_that_differ_in_files():
