@@ -24,7 +24,7 @@ from fire_lm.generation.generate import check_context
 from fire_lm.generation.prompts import Prompt, continued, finished, read_prompts, result_line
 from fire_lm.generation.result_lines import appended_lines
 from fire_lm.hardware.program_cache import keep_programs
-from fire_lm.models import parameter_shapes
+from fire_lm.models import check_decoder, parameter_shapes
 from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
@@ -111,7 +111,9 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     """Open the run that the arguments name, without reading its parameters."""
     trained = open_run(arguments.run)
     experiment, variant = experiment_at_evaluation(arguments, trained.workdir)
-    model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
+    model = experiment.model
+    check_decoder(model)
+    data = tokenized_of_run(experiment, trained.workdir)
     step = by_first(lambda: choose_step(trained.workdir, trained.step))
     writer = Writer(
         model,

@@ -60,12 +60,20 @@ def ranked_steps(
     The steps are ranked by their losses at the longest length at which more than half of them were
     scored or, if there is none, at the longest length. Steps without a result at that length are
     omitted. Only results of the unchanged model under the protocol `full` are used. If there are
-    several data sets, only the first data set in the file is used; if there are several texts, only
-    the text of the newest step is used.
+    several data sets, only the first in the file is used whose steps are more than half as many as
+    those of any other; if there are several texts, only the text of the newest step is used.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
-    named = {(row.dataset, row.split, row.construction): None for row in plain}
-    same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(named))]
+    by_data: dict[tuple[str, str, str], list[SweepRow]] = {}
+    for row in plain:
+        by_data.setdefault((row.dataset, row.split, row.construction), []).append(row)
+    counts = [len({row.step for row in rows}) for rows in by_data.values()]
+    often = (
+        rows
+        for rows, count in zip(by_data.values(), counts, strict=True)
+        if 2 * count > max(counts)
+    )
+    same = next(often, [])
     newest = max(same, key=lambda row: row.step, default=None)
     same = [row for row in same if newest and text_of(row) == text_of(newest)]
     steps = {row.step for row in same}

@@ -1,6 +1,7 @@
 """`fire-lm sweep` as a job: its checkpoints, following a live run, kills, and two jobs at once."""
 
 import csv
+import dataclasses
 import os
 import re
 import shutil
@@ -331,6 +332,10 @@ def test_the_best_are_those_at_the_longest_length():
     assert ranked_steps([]) == []
     longer = a_row(10, 128, 0.5)
     assert ranked_steps([*complete, longer]) == [20, 10], "one longer sweep omits no step"
+    early = dataclasses.replace(a_row(5, 64, 0.1), split="train")
+    assert ranked_steps([early, *complete]) == [20, 10], "nor does one sweep of another text"
+    both = [early, *complete, dataclasses.replace(a_row(10, 64, 0.2), split="train")]
+    assert ranked_steps(both) == [5, 10], "the first, although another may be a step ahead"
     texts = {10: "a", 20: "", 40: "a"}
     third = [a_row(40, n, 3.0) for n in (32, 64)]
     ranked = ranked_steps([*complete, *third], lambda row: texts[row.step])
