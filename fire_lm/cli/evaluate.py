@@ -21,6 +21,7 @@ from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.processes import initialize_distributed
 from fire_lm.reporting.accuracies import accuracy_text, write_figure
 from fire_lm.reporting.gather import run_facts, trained_tasks
+from fire_lm.reporting.history import settings_of_history
 from fire_lm.results import LengthAccuracy, write_table
 from fire_lm.results.folder import Results
 from fire_lm.runs.inputs import check_texts_of
@@ -112,12 +113,14 @@ class Accuracies(Command):
         make_folder(folder)
         if newest_config(folder) is None:
             write_table(folder / FILE, LengthAccuracy, rows)
-        experiments = {place(name).name: saved_experiment(place(name)) for name, _ in checkpoints}
+        places = {place(name).name: place(name) for name, _ in checkpoints}
+        experiments = {run: saved_experiment(path) for run, path in places.items()}
         runs = [
             run_facts(place(name), experiments[place(name).name], "", step)
             for name, step in dict(checkpoints).items()
         ]
-        results = Results(runs=runs, tasks=trained_tasks(experiments), accuracies=rows)
+        tasks = trained_tasks(experiments, settings_of_history(places, experiments))
+        results = Results(runs=runs, tasks=tasks, accuracies=rows)
         with tolerating(f"{folder / 'length_accuracy.png'}", "the tables are written"):
             write_figure(results, folder / "length_accuracy.png")
         print(f"\n{accuracy_text(results)}\n\n{folder / FILE}, .png")

@@ -8,10 +8,11 @@ from etils import epath
 
 from fire_lm.experiment import Experiment
 from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.history import settings_of_history
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
 from fire_lm.reporting.series import at_step
 from fire_lm.results import PositionLoss, ScoredText, SweepRow, read_own, write_table
-from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.folder import Results, RunFacts, Setting
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.runs.saved import newest_config, saved_experiment
 from fire_lm.storage import make_folder, place, remove, tolerating
@@ -44,21 +45,25 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
         else:
             remove(top / "position_losses.csv")  # An old file would belong to other rows.
         write_table(top / "length_sweep.csv", SweepRow, rows)
-    results = as_results(rows, texts, experiments)
+    places = {place(name).name: place(name) for name, _ in checkpoints}
+    results = as_results(rows, texts, experiments, settings_of_history(places, experiments))
     with tolerating(f"{top / 'length_sweep.png'}", "the tables are written"):
         write_figure(results, top / "length_sweep.png")
     return sweep_text(results)
 
 
 def as_results(
-    rows: Sequence[SweepRow], texts: Sequence[ScoredText], experiments: dict[str, Experiment]
+    rows: Sequence[SweepRow],
+    texts: Sequence[ScoredText],
+    experiments: dict[str, Experiment],
+    history: Sequence[Setting],
 ) -> Results:
     """Return the rows in the form that reports use.
 
     Runs that differ only in their seed form an arm. If there are several steps, their losses are
     separate series of the same runs, whose names contain the step.
     """
-    arms = arm_names(experiments, differing(experiments))
+    arms = arm_names(experiments, [*differing(experiments), *history])
     steps: dict[str, set[int]] = {arm: set() for arm in arms.values()}
     for row in rows:
         steps[arms[row.run]].add(row.step)

@@ -19,7 +19,7 @@ from fire_lm.training import in_words
 
 # Seeds tell the runs of an arm apart. Where paths lead to different texts, `_with_texts` adds the
 # texts to names.
-_SEEDS = ("pretrain.seed", "finetune.seed")
+SEEDS = ("pretrain.seed", "finetune.seed")
 _LENGTHS = "pretrain.train_lengths"
 # The values of a setting that is off. Names of arms omit these settings.
 _OFF = ("None", "Resampling()")
@@ -66,7 +66,7 @@ def arm_names(
     """
     own: dict[str, dict[str, str]] = {run: {} for run in experiments}
     for setting in settings:
-        if setting.name not in _SEEDS and affects_results(setting.name):
+        if setting.name not in SEEDS and affects_results(setting.name):
             own[setting.run][setting.name] = _what(setting)
     names, differs = {}, {}
     for run, experiment in experiments.items():
@@ -187,12 +187,13 @@ def size_in_words(size: ModelSize) -> str:
 
 
 def scored_models(
-    experiments: dict[str, Experiment], rows: Sequence[TaskScore]
+    experiments: dict[str, Experiment], rows: Sequence[TaskScore], history: Sequence[Setting] = ()
 ) -> list[ScoredModel]:
     """Return each run's model in each suite of text-to-text tasks for which the run has scores.
 
     Runs that differ only in the task of the suite on which they were finetuned have the same model.
-    A finetuned run without scores is assigned to the suite "".
+    A finetuned run without scores is assigned to the suite "". `history` comes from
+    `settings_of_history`.
     """
     of_suite = grouped(
         (r for r in rows if not experiments[r.run].train.data.exercises), lambda r: r.suite
@@ -201,6 +202,7 @@ def scored_models(
     for suite, some in of_suite.items():
         own = {row.run: experiments[row.run] for row in some}
         settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
+        settings += [setting for setting in history if setting.run in own]
         names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
         models += [ScoredModel(run, suite, names[run]) for run in own]
     scored = {model.run for model in models}

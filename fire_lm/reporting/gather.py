@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 import re
 import time
@@ -14,11 +13,12 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.data import Synthetic
-from fire_lm.errors import UserError, first_line
+from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.models import layer_rows, parameter_shapes
 from fire_lm.processes import note_once
 from fire_lm.reporting.arms import arm_names, differing, scored_models, series_of, size_in_words
+from fire_lm.reporting.history import settings_of_history
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
 from fire_lm.reporting.series import grouped
@@ -45,8 +45,7 @@ from fire_lm.results.tables import (
     TrainedTask,
     TrainingPoint,
 )
-from fire_lm.runs.changed import affects_results, changes
-from fire_lm.runs.saved import newest_config, no_run, read_history, saved_experiment
+from fire_lm.runs.saved import newest_config, no_run, saved_experiment
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
@@ -106,7 +105,8 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
 def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results) -> Results:
     """Return the results of runs by name, which may differ from the name of the directory."""
     experiments = {run: saved_experiment(path) for run, path in places.items()}
-    settings = [*differing(experiments), *earlier_settings(places, experiments)]
+    history = settings_of_history(places, experiments)
+    settings = [*differing(experiments), *history]
     arms = arm_names(experiments, settings)
     of_each = [_of_run(run, path, experiments[run], arms[run]) for run, path in places.items()]
     results = joined([*of_each, Results(settings=settings)])
@@ -121,8 +121,8 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
         earlier=earlier_steps(results.losses, losses, kind),
         series=series_of(experiments, settings, arms),
         positions=of_losses(results.positions, losses),
-        tasks=trained_tasks(experiments),
-        models=scored_models(experiments, results.task_scores),
+        tasks=trained_tasks(experiments, history),
+        models=scored_models(experiments, results.task_scores, history),
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
@@ -133,34 +133,14 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
     return joined([results, *probed_arms(places, experiments, results, before)])
 
 
-def earlier_settings(
-    places: Mapping[str, epath.Path], experiments: Mapping[str, Experiment]
-) -> list[Setting]:
-    """Return the settings that runs had in some of their steps only, before they were changed.
-
-    Their names begin with "earlier", and their values end with the step up to which they applied.
-    """
-    found = []
-    for run, path in places.items():
-        values: dict[str, list[str]] = {}
-        same = {path.name for path in experiments[run].paths}  # a resumed run has the same inputs
-        try:
-            for (_, before), (until, _) in itertools.pairwise(read_history(path)):
-                for name, old, _ in changes(experiments[run], before, affects_results):
-                    if name not in same:
-                        parameter = f"earlier.{name.rpartition('.')[2]}"
-                        values.setdefault(parameter, []).append(f"{old!r} until step {until}")
-        except UserError as error:
-            note_once(f"{first_line(error)}\nearlier steps of the run are not compared")
-        found += [Setting(run, name, ", ".join(of_name)) for name, of_name in values.items()]
-    return found
-
-
-def trained_tasks(experiments: dict[str, Experiment]) -> list[TrainedTask]:
+def trained_tasks(
+    experiments: dict[str, Experiment], history: Sequence[Setting] = ()
+) -> list[TrainedTask]:
     """Return the synthetic task of each run, with the run's arm among all runs on such tasks.
 
     An arm has the same name on every task. A setting is part of the name only if runs with the same
     encoding and task differ in it, and a setting of the task only in the names of these runs.
+    `history` comes from `settings_of_history`.
     """
     data = {run: experiment.train.data for run, experiment in experiments.items()}
     tasks = {run: task for run, task in data.items() if isinstance(task, Synthetic)}
@@ -170,6 +150,7 @@ def trained_tasks(experiments: dict[str, Experiment]) -> list[TrainedTask]:
     settings = [setting for setting in within if _is_of_task(setting, tasks)]
     names_within = {setting.name for setting in within} - {setting.name for setting in settings}
     settings += [setting for setting in differing(own) if setting.name in names_within]
+    settings += [setting for setting in history if setting.run in own]
     apart = {run: f"{task.task.label}, {task.layout}" for run, task in tasks.items()}
     names = arm_names(own, settings, apart)
     return [

@@ -115,9 +115,11 @@ def _opened(
             if content is not None and not objects.remove(part(path, number), before):
                 return None
         elif number == newest or kept[number] != content:
-            generation = objects.write(part(path, number), kept[number], before)
-            if generation is None:
+            written = objects.write(part(path, number), kept[number], before)
+            if written is None:
                 return None
+            if number == newest:
+                generation = written
     return Uploaded(
         *(lambda number: part(path, number), newest, kept[newest], generation),
         in_parts=in_parts,

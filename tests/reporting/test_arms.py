@@ -8,10 +8,13 @@ from etils import epath
 from fire_lm.data.blocks import manifest
 from fire_lm.data.blocks.manifest import Identity, Manifest
 from fire_lm.data.spec import EMBEDDED_MANIFEST
+from fire_lm.errors import UserError
 from fire_lm.experiment import Difference, load_experiment
-from fire_lm.reporting import gather
-from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting import history
+from fire_lm.reporting.arms import arm_names, differing, scored_models
 from fire_lm.reporting.gather import trained_tasks
+from fire_lm.results.folder import Setting
+from fire_lm.results.tables import TaskScore
 
 
 def configs(*runs: tuple[str, str, tuple[str, ...]]):
@@ -178,15 +181,53 @@ def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():
 def test_what_a_setting_was_before_is_in_the_name(monkeypatch):
     """Two runs with the same last change are seeds of one arm only if both had it alone."""
     found = configs(("a", "fire", ("SEED=0",)), ("b", "fire", ("SEED=1",)))
-    history = {"a": [(0, 0.1), (5, 0.2), (9, 0.3)], "b": [(0, 0.2), (9, 0.3)]}
-    monkeypatch.setattr(gather, "read_history", lambda path: history[path.name])
+    saved = {"a": [(0, 0.1), (5, 0.2), (9, 0.3)], "b": [(0, 0.2), (9, 0.3)]}
+    monkeypatch.setattr(history, "read_history", lambda path: saved[path.name])
     rate = "AdamW.learning_rate"
-    monkeypatch.setattr(gather, "changes", lambda _, old, __: [Difference(rate, old, 0.3)])
+    monkeypatch.setattr(history, "changes", lambda _, old, __: [Difference(rate, old, 0.3)])
     places = {run: epath.Path(run) for run in found}
-    earlier = gather.earlier_settings(places, found)
+    earlier = history.earlier_settings(places, found)
     assert [(one.run, one.value) for one in earlier] == [
         ("a", "0.1 until step 5, 0.2 until step 9"),
         ("b", "0.2 until step 9"),
     ]
     names = arm_names(found, [*differing(found), *earlier])
     assert names["a"] == "fire, learning_rate 0.1 until step 5, 0.2 until step 9" != names["b"]
+
+
+def test_the_changes_of_a_run_are_in_its_name_in_every_table():
+    """Its accuracies and scores are no seeds of the others' either."""
+    own = configs(("a", "fire", ("SEED=0",)), ("b", "fire", ("SEED=1",)))
+    changed = [Setting("b", "earlier.learning_rate", "0.1 until step 5")]
+    where = ("suite", "task", "test", 64, 8, "head", "greedy", 72, "f1", 9, 50.0, 1.0)
+    scores = [TaskScore(run, "fire", "", 5, *where) for run in own]
+    names = [model.name for model in scored_models(own, scores, changed)]
+    assert names == ["fire", "fire, learning_rate 0.1 until step 5"]
+    task = load_experiment(["configs/synthetic/recall.gin", "configs/positions/rope.gin"])
+    tasks = trained_tasks({"a": task, "b": task.with_values({"pretrain.seed": 1}, "")}, changed)
+    assert [one.name for one in tasks] == ["rope", "rope, learning_rate 0.1 until step 5"]
+
+
+def test_runs_are_seeds_of_one_arm_only_if_their_sources_are(monkeypatch, capsys):
+    sources = configs(
+        ("short-0", "rope", ("SEED=0", "TRAIN_STEPS=100")),
+        ("short-1", "rope", ("SEED=1", "TRAIN_STEPS=100")),
+        ("long-0", "rope", ("SEED=2", "TRAIN_STEPS=500")),
+    )
+    found = configs(
+        *((f"from-{name}", "rope", (f"SEED={seed}", f"INIT_FROM='{seed}/{name}@100'"))
+          for seed, name in enumerate(sources))
+    )  # fmt: skip
+    monkeypatch.setattr(history, "saved_experiment", lambda path: sources[path.name])
+    names = arm_names(found, [*differing(found), *history.source_settings(found)])
+    one = "rope, source train_steps 100"
+    assert [*names.values()] == [one, one, "rope, source train_steps 500"]
+
+    sources.clear()  # a copy of the runs elsewhere
+
+    def gone(path):
+        raise UserError(f"{path} is gone")
+
+    monkeypatch.setattr(history, "saved_experiment", gone)
+    assert history.source_settings(found) == []
+    assert "the runs from which from-short-0, " in capsys.readouterr().err

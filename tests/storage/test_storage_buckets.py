@@ -118,19 +118,6 @@ def test_lines_arrive_within_the_window_while_the_run_goes_on(bucket: Bucket, mo
     log.close()
 
 
-def test_parts_are_cut_back_and_filled_on(bucket: Bucket, monkeypatch):
-    monkeypatch.setattr(appended, "PART_BYTES", 100)
-    for step in range(1, 13):
-        write_steps(bucket.url("run"), step, step, resume=step - 1)
-    parts = sorted(name for name in bucket.objects if "metrics" in name)
-    assert parts == ["run/metrics.jsonl", *(f"run/metrics_{number}.jsonl" for number in (1, 2, 3))]
-    uploaded = max(map(len, (bucket.objects[name] for name in parts)))
-    assert uploaded < 150  # a full part is never uploaded again
-    write_steps(bucket.url("run"), 5, 6, resume=4)
-    assert [facts["step"] for facts in logged_steps(bucket.url("run"))] == [1, 2, 3, 4, 5, 6]
-    assert "run/metrics_2.jsonl" not in bucket.objects
-
-
 def test_a_bucket_that_refuses_for_a_while_loses_no_line(bucket: Bucket, monkeypatch, capsys):
     monkeypatch.setattr(appended, "WINDOW_SECONDS", 0.02)
     log = MetricsLog(bucket.url("run"), 0)

@@ -29,7 +29,7 @@ from fire_lm.cli import main
 from fire_lm.data import TextData, scoring_text
 from fire_lm.errors import RunFailed
 from fire_lm.models import token_losses
-from fire_lm.reporting.gather import earlier_settings
+from fire_lm.reporting.history import earlier_settings
 from fire_lm.runs.saved import read_saved, saved_experiment
 from fire_lm.training import AdamW, Pretraining, loop
 from fire_lm.training.lock import only_writer
