@@ -203,13 +203,25 @@ def scored_models(
         own = {row.run: experiments[row.run] for row in some}
         settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
         settings += [setting for setting in history if setting.run in own]
-        names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
+        task_of = {run: _task(experiment) for run, experiment in own.items()}
+        for runs in grouped(own, lambda run: task_of[run]).values():  # noqa: B023
+            settings += _pairs_of({run: own[run] for run in runs})
+        names = arm_names(own, settings, apart=task_of)
         models += [ScoredModel(run, suite, names[run]) for run in own]
     scored = {model.run for model in models}
     unscored = [
         run for run, experiment in experiments.items() if _task(experiment) and run not in scored
     ]
     return models + [ScoredModel(run, "", experiments[run].label) for run in unscored]
+
+
+def _pairs_of(experiments: dict[str, Experiment]) -> list[Setting]:
+    """Return the beginnings of the hashes of files of pairs of one name, if they differ."""
+    return [
+        Setting(setting.run, "Pairs.pairs", ast.literal_eval(setting.value)[:8])
+        for setting in differing(experiments)
+        if setting.name == "Pairs.sha256"
+    ]
 
 
 def _task(experiment: Experiment) -> str:

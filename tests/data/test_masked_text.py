@@ -85,6 +85,7 @@ def test_batches_resume_and_do_not_depend_on_the_number_of_hosts(blocks):  # noq
     resumed, later = batches(8), batches(8)
     for _ in range(4):
         next(later)
+    assert later.is_after(4) and not later.is_after(5), "so a batch that cannot be read costs none"
     resumed.set_state(later.get_state())
     for name, array in next(resumed).items():
         np.testing.assert_array_equal(array, expected[4][name])

@@ -15,6 +15,7 @@ from pyarrow import parquet
 import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data import TextData
+from fire_lm.data.corpora.tfds_writer import number_of_files, write_dataset
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -367,3 +368,15 @@ def test_a_document_of_100_megabytes(tmp_path):
         text = fire_lm.data.scoring_text(data, length=4096, num_sequences=10**6, split=split)
         tokens += int(np.sum(text.targets != 0))
     assert tokens == sum(written.bytes.values()) + 41
+
+
+def test_a_small_split_does_not_limit_the_files_of_the_others(tmp_path):
+    """Each host reads its own files, and a seed determines their order."""
+
+    def examples(count):
+        return lambda: ((str(number), {"text": b"a text"}) for number in range(count))
+
+    splits = {"train": examples(40), "validation": examples(3)}
+    write_dataset(tmp_path, "mine", "1.0.0", ("text",), splits, files=number_of_files(1))
+    files = [path.name for path in tmp_path.rglob("*.tfrecord-*")]
+    assert [sum(f"-{split}." in name for name in files) for split in splits] == [32, 3]

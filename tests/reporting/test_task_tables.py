@@ -316,6 +316,21 @@ def test_models_have_the_name_of_their_arm_without_the_task():
     }  # fmt: skip
 
 
+def test_models_of_other_pairs_of_one_name_are_not_averaged():
+    def config(seed: int, digest: str):
+        given = {"PAIRS": "'/data/faq.jsonl'", "PAIRS_SHA256": f"'{digest * 8}'", "SEED": seed}
+        given |= {"VOCABULARY": "'bytes'", "VOCAB_SIZE": 384, "TARGET_LENGTH": 9}
+        given |= {"TRAIN_LENGTH": 64, "BATCH_SIZE": 4, "INIT_FROM": "'runs/fire'"}
+        files = ["models/125m", "positions/fire", "model", "finetune/pairs"]
+        bindings = [f"{name}={value}" for name, value in given.items()]
+        return load_experiment([f"configs/{file}.gin" for file in files], bindings)
+
+    configs = {"a": config(0, "aaaa1111"), "b": config(1, "aaaa1111"), "c": config(2, "bbbb2222")}
+    rows = [score(run_of(run, "fire"), "", "faq", 1.0) for run in configs]
+    names = [model.name for model in scored_models(configs, rows)]
+    assert names == ["fire, pairs aaaa1111", "fire, pairs aaaa1111", "fire, pairs bbbb2222"]
+
+
 def test_models_of_other_folders_of_results_are_not_averaged():
     part = Results(models=[ScoredModel("r", "scrolls", "fire")])
     names = [r.models[0].name for r in named_apart([("one", part), ("two", part)])]

@@ -124,7 +124,7 @@ def write_text_corpus(
         write_dataset(
             *(data_dir, name, VERSION, ("text", "source")),
             {split: functools.partial(examples, split) for split in splits},
-            files=number_of_files(sum(counts.bytes.values()), counts.documents.values()),
+            files=number_of_files(sum(counts.bytes.values())),
             beam_options=workers.options() if workers else None,
         )
     manifest = settings | {"modified": times} | dataclasses.asdict(counts)

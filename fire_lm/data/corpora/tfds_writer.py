@@ -73,6 +73,18 @@ with tfds.core.registered.skip_registration():
             return self._splits[split]()
 
 
+class _Shards(tfds.core.utils.shard_utils.ShardConfig):
+    """A number of files for each split, or as many as it has examples if these are fewer."""
+
+    def get_number_shards(self, total_size: int, num_examples: int, *args, **kwargs) -> int:
+        return min(self.num_shards, num_examples)
+
+
+class _Settings(tfds.download.DownloadConfig):
+    def get_shard_config(self) -> _Shards:
+        return _Shards(num_shards=self.num_shards)
+
+
 def write_dataset(
     data_dir: str | os.PathLike,
     name: str,
@@ -94,7 +106,7 @@ def write_dataset(
     Args:
       fields: The names of the text fields.
       splits: A mapping from each split's name to a function that returns the split's examples.
-      files: The number of files in each split.
+      files: The number of files in each split; fewer if the split has fewer examples.
       beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
       lists: The names of the fields that contain lists of texts.
       metadata: The content of metadata.json, which appears together with the splits.
@@ -118,9 +130,7 @@ def write_dataset(
         builder = builder_class(
             connectors, splits, metadata, data_dir=os.fspath(data_dir), config=config
         )
-        settings = tfds.download.DownloadConfig(
-            try_download_gcs=False, num_shards=files, beam_options=beam_options
-        )
+        settings = _Settings(try_download_gcs=False, num_shards=files, beam_options=beam_options)
         try:
             _remove_leftovers(builder.data_path)
             builder.download_and_prepare(download_dir=unused, download_config=settings)
@@ -144,13 +154,9 @@ def _remove_leftovers(target: epath.Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def number_of_files(size: int, counts: Iterable[int]) -> int:
-    """Return the number of files in each split of a data set.
-
-    `size` is the total size of the text in bytes, and `counts` are the numbers of examples in the
-    splits.
-    """
-    return min(max(_FILES, size // _FILE_BYTES), _MOST_FILES, *counts)
+def number_of_files(size: int) -> int:
+    """Return the number of files in each split of a data set with `size` bytes of text."""
+    return min(max(_FILES, size // _FILE_BYTES), _MOST_FILES)
 
 
 def record_of(target: epath.Path, file: str) -> dict[str, Any] | None:

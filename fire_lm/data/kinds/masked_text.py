@@ -178,6 +178,10 @@ class _MaskedRows(TrainIterator):
         self.skipped = self._rows.skipped
         return batch
 
+    def is_after(self, batches: int) -> bool:
+        same = self._rows_before == batches * self._global_size
+        return same and self._rows.is_after(batches)
+
     def get_state(self) -> bytes:
         rows = base64.b64encode(self._rows.get_state()).decode()
         return json.dumps({"masked rows": self._rows_before, "of": rows}).encode()

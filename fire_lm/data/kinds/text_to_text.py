@@ -196,8 +196,9 @@ class Pairs(TextToText):
 
     def __post_init__(self) -> None:
         if not self.name:
-            file = self.file.rpartition("/")[2].partition(".")[0]
-            object.__setattr__(self, "name", _NOT_IN_NAMES.sub("_", file) or "pairs")
+            file = self.file.rpartition("/")[2]
+            stem = file.rpartition(".")[0] if "." in file else file
+            object.__setattr__(self, "name", _NOT_IN_NAMES.sub("_", stem) or "pairs")
         if _NOT_IN_NAMES.search(self.name):
             raise UserError(
                 f"Pairs.name is {self.name!r}: it must consist of letters, digits, and . : _ #"

@@ -86,7 +86,7 @@ def write_task(
     write_dataset(
         *(data_dir, name, VERSION, _TEXTS),
         {split.name: functools.partial(_examples, split) for split in chosen.values()},
-        files=number_of_files(sum(split.size for split in chosen.values()), written.rows.values()),
+        files=number_of_files(sum(split.size for split in chosen.values())),
         lists=_LISTS,
         metadata={"identity": identity, **dataclasses.asdict(written)},
     )
