@@ -70,12 +70,20 @@ class Command(abc.ABC):
         return settings
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
-        """Raise UserError if the value of an --also affects none of the runs."""
+        """Raise UserError if the value of an --also affects none of the runs.
+
+        A run that cannot be evaluated is ignored here; `evaluate` reports it.
+        """
         if not self.arguments.also:
             return
-        idle = [
-            resolved_settings(self.measure_of, self.arguments, workdir)[1] for workdir in workdirs
-        ]
+        idle, errors = [], []
+        for workdir in workdirs:
+            try:
+                idle.append(resolved_settings(self.measure_of, self.arguments, workdir)[1])
+            except UserError as error:
+                errors.append(error)
+        if errors and not idle:
+            raise errors[0]
         for also in self.arguments.also:
             if idle and all(also in of_run for of_run in idle):
                 raise UserError(

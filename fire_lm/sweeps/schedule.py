@@ -125,13 +125,14 @@ def follow(command: Command) -> None:
     Rows are written as they are computed, so the same command resumes after it has been killed.
 
     Raises:
-      UserError: --dry_run is also set.
+      UserError: --dry_run is also set, or none of the runs can be evaluated.
       RunFailed: Training has ended, and either some intact checkpoints could not be scored or there
         were none.
     """
     if command.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")
     survey, checked = Survey(command), False
+    unfit: set[str] = set()
     while True:
         due, top, over = by_first(survey.look)
         if not checked and (checked := agreed(survey.begun)):
@@ -142,8 +143,12 @@ def follow(command: Command) -> None:
                 if command.evaluate(place(name), step):
                     survey.leave(name, step)
                     scored += 1
-            except RunFailed as error:
+            except (RunFailed, UserError) as error:
                 reraise_unless_shared(error)
+                if isinstance(error, UserError):  # One run does not end the others' evaluation.
+                    unfit.add(name)
+                    if agreed(survey.begun) and unfit >= set(agreed(list(survey.runs))):
+                        raise
                 survey.failed(name, step, str(error))
         if scored:
             command.combine(survey.scored(), top)

@@ -135,6 +135,26 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
 
 
 @pytest.mark.ci
+def test_a_run_that_cannot_be_evaluated_does_not_end_the_others_evaluation(
+    run, monkeypatch, capsys
+):
+    shutil.copytree(run, unfit := run.with_name("a_encoder"))
+    evaluate = Sweep.evaluate
+
+    def refusing(command, workdir, step):
+        if workdir.name == unfit.name:
+            raise UserError(f"{workdir}: use MaskedAccuracy")
+        return evaluate(command, workdir, step)
+
+    monkeypatch.setattr(Sweep, "evaluate", refusing)
+    assert main(["sweep", str(run.parent), "--follow", *SWEEP]) == 1
+    assert steps_of(run) == available_steps(run)
+    assert "3 checkpoints could not be scored" in (told := capsys.readouterr().err)
+    assert told.count("use MaskedAccuracy") == 3
+    assert main(["sweep", str(unfit), "--follow", *SWEEP]) == 2
+
+
+@pytest.mark.ci
 def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, capsys):
     """The saved configuration then has `pretrain.train_steps`, but no TRAIN_STEPS."""
     config = (run / "config.gin").read_text()
