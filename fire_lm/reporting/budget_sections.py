@@ -40,10 +40,8 @@ def described(budgets: Budgets) -> list[str]:
             " Some of these models are checkpoints from the middle of runs, whose learning rate "
             "was still high: runs that end at each budget tell more."
         )
-    if budgets.left_out:
-        words += f" Left out, because they have not ended: {', '.join(budgets.left_out)}."
     drift = "The drift is the loss at a multiple of the training length minus that at that length."
-    return [f"{words} {drift}"]
+    return [" ".join(filter(None, (words, budgets.omission, drift)))]
 
 
 def drift_tables(budgets: Budgets) -> list[Table]:

@@ -74,7 +74,7 @@ class Budgets:
       scale: The scale of the losses.
       results: The results, in which the arms are the series.
       ended: Whether all points are the ends of runs, so that no learning rate was yet to decay.
-      left_out: The runs that are not at their ends, if only ends are shown.
+      left_out: Runs and variants that were not scored at the end, if only ends are shown.
     """
 
     points: Sequence[Point]
@@ -82,6 +82,13 @@ class Budgets:
     results: Results
     ended: bool
     left_out: Sequence[str] = ()
+
+    @property
+    def omission(self) -> str:
+        """A sentence about what is left out, or ""."""
+        if not self.left_out:
+            return ""
+        return f"Left out, because they were not scored at the end: {', '.join(self.left_out)}."
 
     @property
     def tokens(self) -> list[int]:
@@ -135,12 +142,21 @@ def by_budget(results: Results) -> dict[Scored, Budgets]:
             points.append(Point(**own, tokens=tokens, parameters=facts.parameters))
         points.sort(key=lambda point: -point.tokens)  # which keeps the order of a budget's lines
         ended = all(row.step == steps[row.run] for row in rows)
-        runs = dict.fromkeys(r.run for r in rows_of(results, scored))
-        left_out = [run for run in runs if run not in {row.run for row in rows}]
-        budgets = Budgets(points, scale, view, ended, left_out)
+        budgets = Budgets(points, scale, view, ended, _left_out(rows_of(results, scored), rows))
         if any(len(own) > 1 for own in budgets.series.values()) and budgets.multiples:
             found[scored] = budgets
     return found
+
+
+def _left_out(rows: Sequence[SweepRow], shown: Sequence[SweepRow]) -> list[str]:
+    """Return the names of runs without a row in `shown`, and of other variants without one."""
+    runs, pairs = {row.run for row in shown}, {(row.run, row.variant) for row in shown}
+    names = (
+        line_name(row.run, row.variant) if row.run in runs else row.run
+        for row in rows
+        if (row.run, row.variant) not in pairs
+    )
+    return list(dict.fromkeys(names))
 
 
 def _by_series(results: Results) -> Results:

@@ -69,7 +69,8 @@ def effective_table(
 ) -> Table:
     """Tabulate effective lengths of means over seeds and, with several seeds, those of each run.
 
-    `effective` returns the effective length of values of a series by length.
+    `effective` returns the effective length of values of a series by length. Means over some of the
+    runs are ignored, because they differ from the others by the runs too.
     """
     rows = []
     for one in series:
@@ -79,7 +80,8 @@ def effective_table(
             effective(one, {n: p.values[run] for n, p in points.items() if run in p.values})
             for run in runs
         ]
-        of_mean = effective(one, {length: point.mean for length, point in points.items()})
+        of_all = {n: p.mean for n, p in points.items() if p.values.keys() == runs.keys()}
+        of_mean = effective(one, of_all) if of_all else None
         by_seed = ", ".join(str(length or "none") for length in of_runs) * (len(runs) > 1)
         rows.append([one.name, str(of_mean or "none"), by_seed])
     shown = 3 if any(row[2] for row in rows) else 2

@@ -142,9 +142,8 @@ def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style], several: b
     """
     marked = sum(len(one.points) for one in panel.series) <= _MARKERS
     for one in panel.series:
-        xs, values = list(one.points), np.array([point.mean for point in one.points.values()])
         style = {**styles[one.name], "label": one.name}
-        errors = _errors(panel, one, several)
+        xs, values, errors = _broken(one, _errors(panel, one, several))
         if panel.errors == "bars":
             axes.errorbar(xs, values, yerr=errors, markersize=4, capsize=2, **style)
             continue
@@ -156,6 +155,23 @@ def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style], several: b
         (curve,) = axes.plot(list(panel.guess), list(panel.guess.values()), label=GUESS)
         curve.set(color=charts.GREY, linestyle="-.", linewidth=1)
     _set_axes(axes, panel)
+
+
+def _broken(series: Series, errors: np.ndarray) -> tuple[list[float], np.ndarray, np.ndarray]:
+    """Return xs, means and errors, with NaN between means over different runs.
+
+    A line between two such means would show a difference of runs as one of the axis.
+    """
+    xs, means, before = [], [], None
+    for (x, point), error in zip(series.points.items(), errors, strict=True):
+        if before not in (None, point.values.keys()):
+            xs.append(x)
+            means.append((np.nan, 0.0))
+        xs.append(x)
+        means.append((point.mean, error))
+        before = point.values.keys()
+    values, errors = np.array(means, float).reshape(-1, 2).T
+    return xs, values, errors
 
 
 def _errors(panel: Panel, series: Series, several: bool) -> np.ndarray:

@@ -83,7 +83,9 @@ class Family:
         return rows_of(self.results, self.scored)
 
     def described(self) -> str:
-        return text_description(self.rows, self.results.texts, self.apart)
+        text = text_description(self.rows, self.results.texts, self.apart)
+        omission = self.of_budgets.omission if self.of_budgets else ""
+        return f"{text} {omission}".rstrip()
 
     def tables(self) -> list[Table]:
         """Return the tables of losses, of their differences, and of effective lengths."""

@@ -124,7 +124,12 @@ def test_checkpoints_from_the_middle_of_runs_are_left_out_beside_two_ends():
     more = dataclasses.replace(more, runs=more.runs[:2], losses=same_step(more.losses[:6], 2000))
     own = only(joined([both, more]))
     assert len(own.tokens) == 2 and own.left_out == ["a", "b"]
-    assert "Left out, because they have not ended: a, b." in budget_sections.described(own)[0]
+    told = "Left out, because they were not scored at the end: a, b."
+    assert told in budget_sections.described(own)[0]
+    assert all(told in family.described() for family in families(joined([both, more])))
+    variant = dataclasses.replace(same_step(both.losses[:1], 2)[0], variant="yarn")
+    own = only(dataclasses.replace(both, losses=[*both.losses, variant]))
+    assert own.left_out == [f"{variant.run} (yarn)"]
     other_text = [dataclasses.replace(row, bytes=row.bytes + 1) for row in more.losses]
     of_other = joined([both, dataclasses.replace(more, losses=other_text)])
     of_other = dataclasses.replace(of_other, scored=())

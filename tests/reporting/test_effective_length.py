@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from fire_lm.reporting.effective_length import of_accuracies, of_losses
+from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.effective_length import effective_table, of_accuracies, of_losses
+from fire_lm.reporting.series import Series
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,11 @@ def test_losses(losses, found):
 )
 def test_accuracies(accuracies, found):
     assert str(of_accuracies(accuracies, 40, {40: 50.0})) == found
+
+
+def test_the_mean_is_over_the_same_runs_at_all_lengths():
+    """Otherwise, a length at which only a bad run was scored would seem to end the fall."""
+    both, bad = Sample({"good": 1.0, "bad": 2.0}), Sample({"bad": 1.9})
+    line = Series("fire", {64: both, 128: both, 256: bad}, "fire", "", 64)
+    table = effective_table("", [line], lambda _, losses: of_losses(losses, 0.02))
+    assert table.rows == [["fire", "at least 128", "at least 128, at least 256"]]

@@ -62,13 +62,27 @@ def test_beside_means_over_seeds_in_another_panel_a_single_run_has_no_bars():
     seeds = [
         Series("fire", {64: Sample({"a": 1.0, "b": 2.0}), 128: Sample({"a": 1.0})}, "fire", "", 64)
     ]
+
+    def bars(axes):
+        return axes.containers[0][2][0].get_segments()
+
     heights = [
-        max(np.ptp(segment[:, 1]) for segment in axes.containers[0][2][0].get_segments())
+        max(np.ptp(segment[:, 1]) for segment in bars(axes) if len(segment))
         for axes in drawn(seeds, LINES[:1]).axes
     ]
     assert heights == [pytest.approx(2**0.5), 0.0]
     (alone,) = drawn(LINES[:1]).axes
-    assert np.ptp(alone.containers[0][2][0].get_segments()[0][:, 1]) == pytest.approx(0.2)
+    assert np.ptp(bars(alone)[0][:, 1]) == pytest.approx(0.2)
+
+
+def test_a_line_is_broken_where_it_would_join_means_over_different_runs():
+    falling = {"a": 2.0, "b": 1.0}
+    points = {64: Sample(falling), 128: Sample(falling), 256: Sample({"a": 1.9})}
+    (axes,) = drawn([Series("fire", points, "fire", "", 64)]).axes
+    (line,) = axes.containers[0].lines[:1]
+    xs, ys = line.get_data()
+    assert list(xs) == [64, 128, 256, 256] and np.isnan(ys[2])
+    assert list(ys[[0, 1, 3]]) == [1.5, 1.5, 1.9]
 
 
 CURVES = {
