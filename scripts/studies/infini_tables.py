@@ -24,11 +24,14 @@ _ARMS = {
 
 
 def samples() -> dict[tuple[str, int, int], Sample]:
-    """Return the losses by arm, length of training and length of evaluation, one for each seed."""
+    """Return the losses by arm, length of training and length of evaluation, one for each run.
+
+    Runs of different arms are independent, even if they have the same seed.
+    """
     values: dict[tuple[str, int, int], dict[str, float]] = {}
     for row in read_table(epath.Path(EVIDENCE / "infini" / "length_sweep.csv"), SweepRow):
-        _, trained, seed = row.run.rsplit("-", 2)
-        values.setdefault((row.encoding, int(trained), row.length), {})[seed] = row.nll
+        _, trained, _ = row.run.rsplit("-", 2)
+        values.setdefault((row.encoding, int(trained), row.length), {})[row.run] = row.nll
     return {key: Sample(of_seeds) for key, of_seeds in values.items()}
 
 
@@ -41,13 +44,10 @@ def losses() -> str:
             if (arm, trained, lengths[-1]) not in by_arm:
                 continue
             of_arm = [by_arm[arm, trained, length] for length in lengths]
-            seeds = of_arm[-1].values.keys()
-            window = by_arm["window", trained, lengths[-1]].values
-            other = Sample({seed: window[seed] for seed in seeds})
-            apart = difference(of_arm[-1], other)
+            apart = difference(of_arm[-1], by_arm["window", trained, lengths[-1]])
             tested = f"{apart.value:+.3f} ± {apart.half_width:.3f}" if arm != "window" else ""
             means = [f"{sample.mean:.3f}" for sample in of_arm]
-            rows.append([str(trained), name, str(len(seeds)), *means, tested])
+            rows.append([str(trained), name, str(of_arm[-1].runs), *means, tested])
     header = ["trained at", "", "seeds", *map(str, lengths), f"minus window at {lengths[-1]}"]
     return Table("", header, rows).markdown()
 
@@ -73,13 +73,17 @@ def positions() -> str:
     return Table("", header, rows).markdown()
 
 
-def passkey() -> str:
-    """Return the mean accuracies in percent, and the difference from the window."""
+def accuracies() -> dict[tuple[str, int], Sample]:
+    """Return the accuracies in percent by arm and length, one for each run."""
     values: dict[tuple[str, int], dict[str, float]] = {}
     for row in read_table(epath.Path(EVIDENCE / "infini" / "length_accuracy.csv"), LengthAccuracy):
-        _, seed = row.run.rsplit("-", 1)
-        values.setdefault((row.encoding, row.length), {})[seed] = row.accuracy
-    by_arm = {key: Sample(of_seeds) for key, of_seeds in values.items()}
+        values.setdefault((row.encoding, row.length), {})[row.run] = row.accuracy
+    return {key: Sample(of_runs) for key, of_runs in values.items()}
+
+
+def passkey() -> str:
+    """Return the mean accuracies in percent, and those of each seed at the longest length."""
+    by_arm = accuracies()
     lengths = sorted({length for _, length in by_arm})
     rows = []
     for arm, name in _ARMS.items():
