@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tarfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -126,10 +127,14 @@ def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
     }  # fmt: skip
     for name, content in strange.items():
         (folder / f"{name}.txt").write_bytes(content)
+    with tarfile.open(folder / "paper.gz", "w:gz") as archive:  # as arXiv calls it
+        archive.add(folder / "null.txt")
     (folder / "half.jsonl").write_bytes(b'{"text": "\\ud800 half a pair"}\n{"text": null}\n')
     (folder / "good.jsonl").write_bytes(json_lines(texts(30)))
     written = write(folder, tmp_path / "data", validation_percent=20)
-    assert written.left_out == {"empty": 3, "not UTF-8": 2, "huge": 1, "duplicate": 1}
+    assert written.left_out == {
+        "empty": 3, "not UTF-8": 2, "huge": 1, "duplicate": 1, "tar archive": 1,
+    }  # fmt: skip
     kept = stored(tmp_path / "data", "train") + stored(tmp_path / "data", "validation")
     assert {strange["null"], strange["repeated"]} < set(kept) and len(kept) == 32
 

@@ -67,10 +67,15 @@ def split_of(digest: bytes, validation_percent: float) -> str:
     return "validation" if 100 * fraction < validation_percent else "train"
 
 
+_TAR = 257  # where the header of a tar archive has its magic number
+
+
 def unfit(text: bytes) -> str | None:
     """Return a brief reason for omitting a document, or None if the document is kept."""
     if not text.strip():
         return "empty"
+    if text[_TAR : _TAR + 5] == b"ustar" and b"\0" in text[:_TAR]:
+        return "tar archive"  # valid UTF-8 if its files are, as in the sources of arXiv
     if len(text) > LONGEST_DOCUMENT:
         return "huge"
     try:
