@@ -171,8 +171,11 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
         write(source, tmp_path, validation_percent=9)
     write(source / "plain", tmp_path, "other", validation_percent=50)  # a second set here
     assert len(stored(tmp_path, "train")) + len(stored(tmp_path, "validation")) == 52
-    (tmp_path / "mine/1.0.0/fire_lm_corpus.json").unlink()
-    with pytest.raises(UserError, match="has no complete fire_lm_corpus.json"):
+    record = tmp_path / "mine/1.0.0/metadata.json"
+    earlier = record.rename(record.with_name("fire_lm_corpus.json"))
+    assert not write(source, tmp_path).written, "as written by earlier versions"
+    earlier.unlink()
+    with pytest.raises(UserError, match="was not written by `fire-lm corpus`"):
         write(source, tmp_path)
 
 

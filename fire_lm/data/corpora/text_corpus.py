@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -120,15 +119,15 @@ def write_text_corpus(
         counts.leave_out("broken links", links)
     whole_files = split_on is None and any(is_text(file.name, "text") for file in files)
     counts.check(whole_files)
+    record = settings | {"modified": times} | dataclasses.asdict(counts)
     with workers.failures() if workers else contextlib.nullcontext():
         write_dataset(
             *(data_dir, name, VERSION, ("text", "source")),
             {split: functools.partial(examples, split) for split in splits},
             files=number_of_files(sum(counts.bytes.values())),
             beam_options=workers.options() if workers else None,
+            metadata=record,  # which appears together with the data
         )
-    manifest = settings | {"modified": times} | dataclasses.asdict(counts)
-    (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return TextCorpus(f"{name}:{VERSION}", **dataclasses.asdict(counts), written=True)
 
 
@@ -206,20 +205,20 @@ def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpu
     Raises:
       UserError: The existing data set differs or is incomplete, or the files may have changed.
     """
-    manifest = record_of(target, MANIFEST)
-    if manifest is None:
+    record = record_of(target, "metadata.json") or record_of(target, MANIFEST)  # as once written
+    if record is None:
         return None
-    complete = {*settings, "documents", "bytes", "left_out"} <= manifest.keys()
-    if not complete or any(manifest[key] != value for key, value in settings.items()):
+    complete = {*settings, "documents", "bytes", "left_out"} <= record.keys()
+    if not complete or any(record[key] != value for key, value in settings.items()):
         problem = (
             "was written from other files or with other settings"
             if complete
-            else f"has no complete {MANIFEST}"
+            else "was not written by `fire-lm corpus`"
         )
         raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
-    counts = {name: manifest[name] for name in ("documents", "bytes", "left_out")}
+    counts = {name: record[name] for name in ("documents", "bytes", "left_out")}
     summary = TextCorpus(f"{settings['name']}:{VERSION}", **counts, written=False)
-    if manifest.get("modified") != times:
+    if record.get("modified") != times:
         raise UserError(
             f"{target} was written from files with the same names and sizes but different "
             "modification times\n"
