@@ -20,8 +20,8 @@ def test_the_search_for_tasks():
     assert len(small) == 6 and sum(small[task] > cheap[task] for task in small) == 5
     assert "on five of the six tasks on which both were tried" in page("synthetic_results.md")
     learned = {task for task, rows in tries().items() for row in rows if row["learned"] == "True"}
-    assert len(learned) == 4 and len(tries()) == 15
-    assert "Four of 15 tasks are learned." in page("synthetic_results.md")
+    assert len(learned) == 6 and len(tries()) == 15
+    assert "Six of 15 tasks are learned." in page("synthetic_results.md")
 
 
 def means(task: str, mean: Callable[[Points], float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -57,6 +57,19 @@ def test_encoders_that_sort():
     assert most < guess("BucketSort", longer)
     assert f"FIRE gives {fire:.1f} % and the others at most {most:.1f} %, less than guess" in told
     assert f"FIRE gives {fire:.1f} % and the others at most {most:.1f} %." in told
+
+
+def test_encoders_that_navigate_cycles():
+    told = page("synthetic_results.md")
+    plain, drawn = means("CycleNavigation", trained)
+    assert len(plain) == 9 and f"give at least {min(plain.values()):.1f} % at trained" in told
+    alibi, learned = drawn.pop("alibi"), drawn.pop("learned")
+    assert alibi < guess("CycleNavigation", trained) and f"learns nothing ({alibi:.1f} %)" in told
+    assert f"gives {learned:.1f} % and the others at least {min(drawn.values()):.1f} %." in told
+    far, far_drawn = means("CycleNavigation", longer)
+    most = max(*far.values(), *far_drawn.values())
+    chance = guess("CycleNavigation", longer)
+    assert f"guessing gives {chance:.1f} %, no model gives more than {most:.1f} %." in told
 
 
 def test_encoders_that_reverse_strings():
