@@ -25,10 +25,12 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
     return load_experiment(files, [f"DATA_DIR={data}", *bindings])
 
 
-def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str, str]]:
+def outcomes(
+    config: Any, workdir: str = "", hosts: int = 1, **more: Any
+) -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.train, config.sweep
-    saved = preflight.what_is_saved(Start(config, workdir, **more), train)
+    saved = preflight.what_is_saved(Start(config, workdir, **more), train, hosts)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.detail for found in checks)
     return {found.name: (found.outcome, found.detail) for found in checks}

@@ -25,6 +25,7 @@ from fire_lm.checkpoints.params import (
     restore_params,
 )
 from fire_lm.checkpoints.policy import Checkpointing
+from fire_lm.checkpoints.position import check_processes
 from fire_lm.checkpoints.writer import Checkpoints
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "candidates",
     "check_arrays",
     "check_params",
+    "check_processes",
     "checkpoint_damage",
     "checkpoint_directory",
     "choose_step",

@@ -13,6 +13,10 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from fire_lm.checkpoints.layout import checkpoint_directory
+from fire_lm.errors import UserError
+from fire_lm.storage import children
+
 SHARED_FILE = "all_processes"
 
 
@@ -34,6 +38,21 @@ class _PositionHandler(ocp.CheckpointHandler):
 def process_file() -> str:
     """Return the name of the file with this process's position."""
     return f"process_{jax.process_index():04d}_of_{jax.process_count():04d}"
+
+
+def check_processes(workdir: str | epath.Path, step: int, count: int) -> None:
+    """Raise UserError if `count` processes cannot restore the positions of a checkpoint."""
+    written = [
+        path.name
+        for path in children(checkpoint_directory(workdir) / str(step) / "position")
+        if path.name.startswith("process")
+    ]
+    if any(not name.endswith(f"_of_{count:04d}") for name in written):
+        raise UserError(
+            f"checkpoint {step} of {workdir} was written by a different number of processes, so "
+            f"its data positions do not match the {count} processes of this job\n"
+            "resume with the original number of processes"
+        )
 
 
 @ocp.args.register_with_handler(_PositionHandler, for_save=True)

@@ -29,12 +29,12 @@ from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
-from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
+from fire_lm.checkpoints.position import PositionRestore, PositionSave, check_processes
 from fire_lm.checkpoints.removal import remove, remove_leftovers, set_aside, unfinished_set_aside
-from fire_lm.errors import RunFailed, UserError, first_line
+from fire_lm.errors import RunFailed, first_line
 from fire_lm.processes import agreed, exchanged
 from fire_lm.sharding import leaves_by_path
-from fire_lm.storage import LeaseLost, children, in_bucket, present
+from fire_lm.storage import LeaseLost, in_bucket, present
 
 _round = itertools.count()  # numbers exchanges between processes identically on every process
 
@@ -197,18 +197,7 @@ class Checkpoints:
           RunFailed: The checkpoint cannot be read, or belongs to another model.
           UserError: The checkpoint was written by a different number of processes.
         """
-        written = [
-            path.name
-            for path in children(self._directory / str(step) / "position")
-            if path.name.startswith("process")
-        ]
-        if written and process_file() not in written:
-            raise UserError(
-                f"checkpoint {step} of {self.workdir} was written by a different number of "
-                f"processes, so its data positions do not match this job's {jax.process_count()} "
-                "processes\n"
-                "resume with the original number of processes"
-            )
+        check_processes(self.workdir, step, jax.process_count())
         path = self._directory / str(step)
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(like),

@@ -10,7 +10,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fire_lm.checkpoints import available_steps, check_arrays, check_params, choose_step, split_run
+from fire_lm.checkpoints import (
+    array_paths,
+    available_steps,
+    check_arrays,
+    check_params,
+    check_processes,
+    choose_step,
+    split_run,
+)
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, read_gin
 from fire_lm.generation import Beam, Greedy
@@ -29,6 +37,7 @@ from fire_lm.runs.saved import read_saved, saved_run, tokenized_of_run
 from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
+from fire_lm.training.averages import as_saved
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -90,7 +99,7 @@ def report_on_training(
         score,
         lengths if arguments.all_lengths else lengths[-1:],
         workdir,
-        what_is_saved(start, train),
+        what_is_saved(start, train, compiler.where.hosts),
         prompts_of(arguments),
     )
     local = check_local_paths(experiment, compiler.where)
@@ -145,7 +154,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
     return Prompts(batch, length, new_tokens, method)
 
 
-def what_is_saved(start: Start, train: Pretraining) -> dict[str, Callable[[], str]]:
+def what_is_saved(start: Start, train: Pretraining, hosts: int) -> dict[str, Callable[[], str]]:
     """Return, by title, the checks of the saved files from which the run would resume or start."""
     workdir = start.workdir
 
@@ -156,7 +165,9 @@ def what_is_saved(start: Start, train: Pretraining) -> dict[str, Callable[[], st
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
-        check_arrays(workdir, steps[-1], train.abstract_state())
+        state = as_saved(train.abstract_state(), array_paths(workdir, steps[-1]))
+        check_arrays(workdir, steps[-1], state)
+        check_processes(workdir, steps[-1], hosts)
         return f"continues from step {steps[-1]}"
 
     def source() -> str:

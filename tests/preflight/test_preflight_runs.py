@@ -62,6 +62,11 @@ def test_a_run_goes_on_where_it_is(data, trained):
     assert outcome == FAILED and "contains another experiment" in told
     changed = outcomes(config_as_trained(data, "SEED=1"), str(trained), allow_change=True)
     assert changed["checkpoint"] == (OK, "continues from step 3")
+    averaged = config_as_trained(data, "pretrain.ema_decay=0.9")
+    found = outcomes(averaged, str(trained), allow_change=True)["checkpoint"]
+    assert found == (OK, "continues from step 3"), "as a run that turns the average on"
+    outcome, told = outcomes(config_as_trained(data), str(trained), hosts=2)["checkpoint"]
+    assert outcome == FAILED and "do not match the 2 processes of this job" in told
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
 
 
