@@ -22,9 +22,9 @@ from tpu.job import EARLIER, Backend, Job, Stage, State
 
 _T = TypeVar("_T")
 # The number of consecutive checks that find unresponsive hosts after which the hosts count as lost,
-# and the numbers of consecutive failed calls, failed starts, and checks that find no request after
-# which the follower gives up.
-_SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
+# if they also take some minutes, and the numbers of consecutive failed calls, failed starts, and
+# checks that find no request after which the follower gives up.
+_SILENT, _SILENT_SECONDS, _FAILED, _UNSTARTED, _GONE = 10, 300.0, 30, 3, 3
 
 
 class Follower:
@@ -56,6 +56,7 @@ class Follower:
         self._status = command("status", where)
         self._delete = command("delete", where, job.name)
         self._progress, self._every = progress, every
+        self._patience = max(_SILENT, _SILENT_SECONDS / every if every else 0)
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
         self._told = self._done_so_far = ""
@@ -147,6 +148,8 @@ class Follower:
         if self._leave.is_set():
             raise Preempted(f"{self._job.name} is no longer followed")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0
+        if state.stage in (Stage.RUNNING, Stage.MORE, Stage.LOST):
+            self._unstarted = 0
         match state.stage:
             case Stage.DONE:
                 self._end()
@@ -160,9 +163,11 @@ class Follower:
             case Stage.READY | Stage.FEWER:
                 self._launched = self._count(self._launched, state)
                 self._launch()
+            case Stage.MORE:
+                self._move()
             case Stage.LOST:
                 self._give_up_on_slice()
-            case Stage.SILENT if self._silent >= _SILENT:
+            case Stage.SILENT if self._silent >= self._patience:
                 self._give_up_on_slice()
             case Stage.FAILED if state.code == 3 or state.code > 128:  # A host was restarted.
                 self._reset()
@@ -224,6 +229,15 @@ class Follower:
             if self._unstarted >= _UNSTARTED:
                 self._end()
                 raise RunFailed(str(error)) from error
+            self._nap()
+
+    def _move(self) -> None:
+        """Start the job again on more slices, unless they are lost again: it runs on the others."""
+        try:
+            self._backend.setup(self._job.name)
+            self._backend.launch(self._job)
+        except RunFailed as error:
+            self._tell(f"it stays on fewer slices for now: {error}")
             self._nap()
 
     def _fail(self, state: State) -> None:

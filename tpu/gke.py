@@ -139,7 +139,19 @@ class GKE:
                 f"end them with {command('delete', self._cluster, job.name)}, or choose another "
                 "name"
             )
+        if ended is None:
+            self._check_tpus(job, found)
         return ended or self._look_at_pods(job.name, found)
+
+    def _check_tpus(self, job: Job, found: dict[str, Any]) -> None:
+        """Raise UserError if a JobSet is for other TPUs than those of the cluster's settings."""
+        there, asked = map(_tpus, (found, manifest(job, self._cluster)))
+        if there and there != asked:
+            raise UserError(
+                f"{job.name} is for other TPUs ({there}) than --cluster.accelerator and "
+                f"--cluster.spot say ({asked})\nto follow it, set these flags to what it is; to "
+                f"replace it, first run {command('delete', self._cluster, job.name)}"
+            )
 
     def _look_at_pods(self, name: str, found: dict[str, Any]) -> State:
         pods = self._pods(name)
@@ -229,6 +241,17 @@ class GKE:
         """Return a row for each JobSet."""
         found = self._calls.ask([*self._kubectl, "get", "jobsets", "-o", "json"])
         return [_row(one, self._cluster) for one in (found or {"items": []})["items"]]
+
+
+def _tpus(jobset: dict[str, Any]) -> str:
+    """Return the slices of a JobSet in words, or "" if they are unknown."""
+    jobs = jobset.get("spec", {}).get("replicatedJobs", [])
+    pods = (one["template"]["spec"]["template"]["spec"].get("nodeSelector") for one in jobs)
+    return "; ".join(
+        f"{one['replicas']} x " + ", ".join(f"{name}={pod[name]}" for name in sorted(pod))
+        for one, pod in zip(jobs, pods, strict=True)
+        if pod
+    )
 
 
 def _indices(pod: dict[str, Any]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -20,10 +21,16 @@ class Standing:
     Attributes:
       hosts: The addresses of the hosts of each node.
       lost: Why other slices are lost, or "" if none is.
+      ready: The addresses of the hosts of all nodes that are ready, some of which may be unused.
     """
 
     hosts: Mapping[str, Sequence[str]]
     lost: str = ""
+    ready: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+    def on(self, nodes: Sequence[str]) -> Standing:
+        """Return the same slices for a job that runs on these ready nodes."""
+        return dataclasses.replace(self, hosts={node: self.ready[node] for node in nodes})
 
     @property
     def count(self) -> int:
@@ -46,10 +53,22 @@ class Standing:
         ]
 
 
-def slices_of(label: str, nodes: Sequence[str]) -> list[str]:
-    """Return those of all `nodes` of a job for which a container with this label was started."""
-    _, _, named = label.partition("-on-")
-    return [node for node in nodes if not named or f"-{node}-" in f"-{named}-"]
+def running_on(
+    report: Sequence[tuple[str, ...]], ready: Sequence[str], nodes: Sequence[str], hosts: int
+) -> list[str]:
+    """Return the nodes of which a job runs on every host, or [] if it lacks one.
+
+    Args:
+      report: A row for each host of the `ready` nodes that responded; see `tpu.queued`.
+      nodes: All nodes of the job.
+      hosts: The number of hosts of a node.
+    """
+    for label, count in Counter(row[3] for row in report if row[1] == "running").items():
+        _, _, named = label.partition("-on-")
+        own = [node for node in nodes if not named or f"-{node}-" in f"-{named}-"]
+        if set(own) <= set(ready) and count == hosts * len(own):
+            return own
+    return []
 
 
 def judge(

@@ -91,6 +91,7 @@ class Stage(enum.Enum):
     WAITING = "waiting for TPUs"
     READY = "the TPUs are ready, but idle"
     FEWER = "a slice was lost"
+    MORE = "a slice has returned"
     RUNNING = "running"
     SILENT = "the hosts do not respond"
     LOST = "the TPUs were lost"

@@ -10,7 +10,6 @@ import dataclasses
 import getpass
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from tpu import commands
 from tpu.bucket import is_there
 from tpu.cluster import command, slice_of
 from tpu.commands import CallFailed, Calls, NotFound, Refused
-from tpu.hosts import Standing, judge, slices_of
+from tpu.hosts import Standing, judge, running_on
 from tpu.job import EARLIER, Job, Stage, State
 
 _CONTAINER = "fire_lm"
@@ -71,6 +70,8 @@ class QueuedResources:
             done = job.mark and is_there(job.mark, self._calls)
             return EARLIER if done else State(Stage.ABSENT)
         name = _state_of(found)
+        if name in (*_WAITING, "ACTIVE"):
+            self._check_request(job.name, found)
         if name in _WAITING:
             return State(Stage.WAITING, f"{name}, {_WAITING[name]}")
         if name in _LOST:
@@ -80,6 +81,22 @@ class QueuedResources:
         if name != "ACTIVE":
             return State(Stage.FAILED, _failure_of(found) or name, code=1)
         return self._look_at_hosts(job)
+
+    def _check_request(self, name: str, found: dict[str, Any]) -> None:
+        """Raise UserError if a request is for other TPUs than those of the cluster's settings."""
+        count, kind, tier = _requested(found)
+        named, asked = _accelerator(self._slice)[0].partition("=")[::2]
+        tier_asked = "spot" if self._cluster.spot else "on demand"
+        known = bool(kind) and named == "--accelerator-type"
+        wrong = count != self._slice.count or (known and kind != asked) or tier != tier_asked
+        if count and wrong:
+            delete = command("delete", self._cluster, name)
+            raise UserError(
+                f"{name} is a request for {_several(count, kind)}, {tier}, but "
+                f"--cluster.accelerator={self._cluster.accelerator} --cluster.spot="
+                f"{str(bool(self._cluster.spot)).lower()} asks for others\nto follow it, set these "
+                f"flags to what it is; to replace it, first run {delete}"
+            )
 
     def _look_at_hosts(self, job: Job) -> State:
         standing = self._standing(job)
@@ -92,6 +109,10 @@ class QueuedResources:
         except CallFailed as error:
             return State(Stage.SILENT, str(error))
         state = judge(report, standing, job, self._cluster)
+        if job.slices and state.stage is Stage.READY and (nodes := self._running_on(job.name)):
+            if len(nodes) < len(standing.hosts):
+                return State(Stage.MORE, f"on {len(nodes)} of {self._slice.count} slices so far")
+            state = judge(self._report(nodes), standing.on(nodes), job, self._cluster)
         if not standing.lost:
             return state
         on = f"{len(standing.hosts)} of {self._slice.count} slices"
@@ -119,11 +140,11 @@ class QueuedResources:
             else:
                 hosts[node] = [point["ipAddress"] for point in found["networkEndpoints"]]
         if not lost:
-            return Standing(hosts)
+            return Standing(hosts, ready=hosts)
         fitting = [count for count in job.slices if count <= len(hosts)]
         if not fitting:
             return State(Stage.LOST, lost[0])
-        return Standing(dict(list(hosts.items())[: max(fitting)]), lost[0])
+        return Standing(dict(list(hosts.items())[: max(fitting)]), lost[0], hosts)
 
     def _report(self, nodes: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the name of each responding host with its container's state, exit code and job."""
@@ -193,13 +214,14 @@ class QueuedResources:
 
         If one of its own slices is lost, it cannot save.
         """
-        ready, hosts = self._nodes(job.name), self._slice.hosts // self._slice.count
-        running = Counter(row[3] for row in self._report(ready) if row[1] == "running")
-        for label, count in running.items():
-            nodes = slices_of(label, self._all_nodes(job.name))
-            if set(nodes) <= set(ready) and count == hosts * len(nodes):
-                stop = f"sudo docker stop --time={_SAVED_WITHIN} {_CONTAINER} >/dev/null"
-                self._on(nodes, stop)
+        if nodes := self._running_on(job.name):
+            stop = f"sudo docker stop --time={_SAVED_WITHIN} {_CONTAINER} >/dev/null"
+            self._on(nodes, stop)
+
+    def _running_on(self, name: str) -> list[str]:
+        """Return the nodes of which a job runs on every host, or [] if it lacks one."""
+        ready, hosts = self._nodes(name), self._slice.hosts // self._slice.count
+        return running_on(self._report(ready), ready, self._all_nodes(name), hosts)
 
     def _docker_run(self, job: Job, standing: Standing | None = None, index: int = 0) -> list[str]:
         """Return the command that starts the job; `index` is that of one of `standing`'s slices."""
@@ -350,21 +372,36 @@ def _belongs(machine: dict[str, Any], request: dict[str, Any]) -> bool:
     return named == _name_of(request) or _name_of(machine) in [s.get("nodeId") for s in specs]
 
 
+def _node_of(request: dict[str, Any]) -> dict[str, Any]:
+    specs = request.get("tpu", {}).get("nodeSpec", [])
+    return dict(specs[0].get("node", {})) if specs else {}
+
+
+def _requested(request: dict[str, Any]) -> tuple[int, str, str]:
+    """Return the number of slices of a request, their kind ("" if unknown), and the tier."""
+    specs = request.get("tpu", {}).get("nodeSpec", [])
+    count = sum(int(s.get("multisliceParams", {}).get("nodeCount", 1)) for s in specs)
+    kind = str(_node_of(request).get("acceleratorType", ""))
+    return count, kind, "spot" if "spot" in request else "on demand"
+
+
+def _several(count: int, kind: str) -> str:
+    return f"{count}x{kind}" if count > 1 else kind
+
+
 def _request_row(
     request: dict[str, Any], machines: list[dict[str, Any]], where: ConfigDict
 ) -> dict[str, str]:
     state, name = _state_of(request), _name_of(request)
-    specs = request.get("tpu", {}).get("nodeSpec", [])
-    node = specs[0].get("node", {}) if specs else {}
-    count = sum(int(s.get("multisliceParams", {}).get("nodeCount", 1)) for s in specs)
-    kind = str(node.get("acceleratorType", ""))
+    count, kind, tier = _requested(request)
+    node = _node_of(request)
     said = {**_WAITING, **_LOST, "FAILED": _failure_of(request)}.get(state, "")
     delete = command("delete", where, name)
     row = {
         "name": name,
         "state": f"{state}: {said}" if said else state,
-        "accelerator": f"{count}x{kind}" if count > 1 else kind,
-        "tier": "spot" if "spot" in request else "on demand",
+        "accelerator": _several(count, kind),
+        "tier": tier,
         "user": str(node.get("labels", {}).get("user", "")),
         "folder": str(node.get("description", "")),
         # Costs begin when the machines exist, not when they are requested.

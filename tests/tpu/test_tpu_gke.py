@@ -209,3 +209,6 @@ def test_another_job_under_the_name_is_refused(cloud, capsys):
     assert pretrain(*CLUSTER, "--detach") == 0
     assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 2
     assert "is already running other commands" in capsys.readouterr().err
+    assert pretrain(*CLUSTER, "--cluster.spot=false") == 2
+    assert "fire-125m is for other TPUs (1 x cloud.google.com/gke-spot" in capsys.readouterr().err
+    assert cloud.left() == ["fire-125m"]

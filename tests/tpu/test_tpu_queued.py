@@ -208,6 +208,18 @@ def test_another_job_under_the_name_is_refused(cloud, capsys):
     assert cloud.left() == ["fire-125m"]
 
 
+def test_a_request_for_other_tpus_is_neither_followed_nor_deleted(cloud, capsys):
+    cloud.plan(states=[["WAITING_FOR_RESOURCES", "ACTIVE"]], containers=[["running"]])
+    assert pretrain("--detach") == 0
+    slices = ("--cluster.accelerator=2xv4-16", "--gin.MeshShape.data=16")
+    for other in (slices, ("--cluster.spot=false",)):
+        assert pretrain(*other) == 2
+        told = capsys.readouterr().err
+        assert "fire-125m is a request for v4-8, spot, but --cluster.accelerator=" in told
+        assert "tpu delete fire-125m" in told
+    assert cloud.left() == ["fire-125m"] and not cloud.calls("queued-resources", "delete")
+
+
 def test_a_request_that_failed_is_told(cloud, capsys):
     cloud.plan(states=[["FAILED"]], failure="no capacity before valid-until")
     assert pretrain() == 1

@@ -28,7 +28,8 @@ from fire_lm.preflight.plan import slices_that_fit
 from fire_lm.training.goodput import LOST, STOPPED, account, starts
 from tpu import __main__ as tpu
 from tpu.cluster import load
-from tpu.commands import Calls, NotFound
+from tpu.commands import CallFailed, Calls, NotFound
+from tpu.follow import Follower
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
 from tpu.queued import QueuedResources
@@ -104,14 +105,50 @@ def test_a_job_moves_to_the_slices_that_remain_and_back():
     with pytest.raises(UserError, match="already running other commands"):
         backend.look(other)
 
-    machines.nodes |= {"a-0": "READY", "a-2": "READY"}
-    assert backend.look(job).stage is Stage.READY, "all are back"
+    machines.nodes["a-0"] = "READY"
+    assert str(backend.look(job)) == "running: on 2 of 2 hosts, 2 of 4 slices", "as before"
+    machines.nodes["a-2"] = "READY"
+    assert str(backend.look(job)) == "a slice has returned: on 2 of 4 slices so far"
     assert not machines.saved, "a job that has lost a slice cannot save"
     backend.launch(job)
     assert machines.saved == ["a-1", "a-3"], "steps since the last save are not repeated"
     assert str(backend.look(job)) == "running: on 4 of 4 hosts"
     machines.nodes = dict.fromkeys(machines.nodes, "PREEMPTED")
     assert backend.look(job).stage is Stage.LOST
+
+
+class Scripted:
+    """A backend with a list of states, whose TPUs are lost whenever they are set up."""
+
+    def __init__(self, *states: Stage):
+        self.states, self.calls = list(states), list[str]()
+
+    def look(self, job: Job) -> State:
+        return State(self.states.pop(0))
+
+    def setup(self, name: str) -> None:
+        raise CallFailed("preempted again")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+@pytest.mark.parametrize(
+    "states, calls",
+    [
+        ([Stage.RUNNING, *[Stage.MORE, Stage.RUNNING] * 9, *[Stage.MORE] * 9], []),
+        ([*[Stage.ABSENT, Stage.READY, Stage.LOST] * 5], ["create", "delete"] * 5),
+        ([Stage.RUNNING, *[Stage.SILENT] * 59], []),
+    ],
+    ids=["a slice that returns for moments", "preempted when set up", "ssh out for 59 checks"],
+)
+def test_what_is_lost_again_does_not_end_a_job(states, calls):
+    backend = Scripted(*states, Stage.DONE)
+    where = SimpleNamespace(retries=9, flags=())
+    follower = Follower(Job("a", (), "gs://b/a"), backend, where, every=5.0)  # type: ignore[arg-type]
+    follower._nap = lambda: None  # type: ignore[method-assign]
+    follower.follow()
+    assert backend.calls == [*calls, "delete"], "in the end, the TPUs are released"
 
 
 def test_without_min_slices_a_lost_slice_is_requested_again():
