@@ -151,8 +151,18 @@ def _preflight(
 
 def preflight_flags(workdir: str, flags: Sequence[str]) -> list[str]:
     """Return the preflight flags for a job in `workdir` that runs fire-lm with `flags`."""
-    passed = ("--gin", "--import", "--allow_config_change")
-    return [f"--workdir={workdir}", *(flag for flag in flags if flag.startswith(passed))]
+    passed = [f"--workdir={workdir}"]
+    words = iter(flags)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--pairs":  # as in `fire-lm finetune`
+            value = value if equals else next(words, "")
+            passed[1:1] = ["--gin_file=configs/finetune/pairs.gin", f"--gin.PAIRS={value!r}"]
+        elif name == "--allow_config_change" or (name.startswith("--gin.") and equals):
+            passed.append(word)
+        elif name in ("--gin_file", "--gin_search_paths", "--import"):
+            passed.append(word if equals else f"{word}={next(words, '')}")
+    return passed
 
 
 def where_of(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:

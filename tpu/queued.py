@@ -385,6 +385,10 @@ def _requested(request: dict[str, Any]) -> tuple[int, str, str]:
     return count, kind, "spot" if "spot" in request else "on demand"
 
 
+def _is_there(machine: dict[str, Any]) -> bool:
+    return machine.get("state") not in _LOST_NODE
+
+
 def _several(count: int, kind: str) -> str:
     return f"{count}x{kind}" if count > 1 else kind
 
@@ -404,8 +408,10 @@ def _request_row(
         "tier": tier,
         "user": str(node.get("labels", {}).get("user", "")),
         "folder": str(node.get("description", "")),
-        # Costs begin when the machines exist, not when they are requested.
-        "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
+        # Costs begin when machines exist, not when they are requested, and end with them.
+        "since": min(
+            (str(vm.get("createTime", ""))[:16] for vm in machines if _is_there(vm)), default=""
+        ),
     }
     if state in ("FAILED", "SUSPENDED"):
         row["advice"] = f"{delete} removes the request; rerunning the job makes a new one"

@@ -7,12 +7,14 @@ import os
 import pytest
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
+from fire_lm import cli
 from fire_lm.errors import RunFailed
 from fire_lm.experiment import load_experiment
 from tpu import __main__ as tpu
 from tpu import bucket
 from tpu.commands import Calls
 from tpu.flags import folder_for_hosts, for_hosts
+from tpu.launch import preflight_flags
 
 SOURCE = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 QASPER = ["finetune", "qasper", "--gin_file=configs/finetune/scrolls_qasper.gin",
@@ -203,3 +205,14 @@ def test_libraries_that_read_from_a_bucket_print_no_log_lines(cloud, capfd, monk
     flag = argparse.Namespace(gin_search_paths="", local=False)
     assert for_hosts("gs://my-bucket/own.gin", flag) and folder_for_hosts("gs://my-bucket/gin")
     assert loaded == [1, 1]
+
+
+def test_preflight_describes_the_job_that_hosts_run():
+    """Values may be words of their own, and --pairs stands for a file and a binding."""
+    flags = ["--import", "my.tasks", "--gin_file=a.gin", "--pairs=gs://b/faq.jsonl", "--debug"]
+    passed = preflight_flags("gs://b/runs/a", [*flags, "--gin.SEED=1", "--allow_config_change"])
+    hosts = cli.parse(["finetune", *flags, "--gin.SEED=1", "--workdir=gs://b/runs/a"])
+    ours = cli.parse(["preflight", "--slice=v4-8", *passed])
+    for name in ("gin_file", "bindings", "imports", "workdir"):
+        assert getattr(ours, name) == getattr(hosts, name), name
+    assert ours.allow_config_change

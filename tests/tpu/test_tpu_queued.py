@@ -233,7 +233,9 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
         states=[["FAILED"], ["SUSPENDED"], ["WAITING_FOR_RESOURCES"], ["ACTIVE"]],
         failure="There is no more capacity",
         strays=[{"name": stray, "acceleratorType": "v4-8", "state": "READY",
-                 "createTime": "2026-11-22T09:00:00Z"}],
+                 "createTime": "2026-11-22T09:00:00Z"},
+                {"name": "nodes/suspended", "queuedResource": "queuedResources/suspended",
+                 "state": "PREEMPTED", "createTime": "2026-01-02T03:00:00Z"}],
         objects={f"{GS}/active/metrics.jsonl": '{"step": 7, "loss": 9.5}\n'},
     )  # fmt: skip
     names = ("failed", "suspended", "waiting", "active")
@@ -252,6 +254,7 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
         "active.0: none",
     ):
         assert words in told, told
+    assert "2026-01-02" not in told, "what is lost costs nothing"
     for name in names:
         assert run("delete", name) == 0
     assert not cloud.left()
