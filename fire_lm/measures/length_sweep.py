@@ -33,10 +33,10 @@ from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_leas
 from fire_lm.measures.measurements import Known, Measurement, missing, scored_tokens
 from fire_lm.measures.position_losses import position_losses, tokens_in_bins
 from fire_lm.measures.protocols import check_names, windows
-from fire_lm.measures.readable_lengths import readable_lengths
+from fire_lm.measures.readable_lengths import check_rows, readable_lengths
 from fire_lm.measures.scoring import row_losses
 from fire_lm.measures.text_choice import check_reach, read_text
-from fire_lm.models import Decoder, keeps_positions, reason_of_nan
+from fire_lm.models import Decoder, reason_of_nan
 from fire_lm.processes import agreed, failing_together, say, say_once
 from fire_lm.results import PositionLoss, ScoredText, SweepRow, merge_table, read_own, scored_text
 from fire_lm.results.estimators import mean_and_error
@@ -133,12 +133,7 @@ class LengthSweep(Measure):
         """
         check_reach(self.in_order, self.tokens, self.data)
         readable = readable_lengths(self.model, {n: n for n in self.in_order}, run)
-        if self.data.packed and not keeps_positions(self.model, readable[-1]):
-            raise UserError(
-                f"{run}: in packed rows, documents cannot have positions that depend on the length "
-                "of the input: add --gin_file=configs/resampling/plain.gin, or set another "
-                "CONSTRUCTION"
-            )
+        check_rows(self.model, self.data, readable[-1], run)
         if self.mesh.sequence > 1:
             self.model.check_slices(self.mesh.sequence)
         for length in readable:

@@ -20,6 +20,7 @@ from fire_lm.data import MaskedText
 from fire_lm.data.kinds.masked_text import USUAL_RATE, masked
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.measures.base import Cell, Measure, RunModel, check_least
+from fire_lm.measures.readable_lengths import check_rows
 from fire_lm.measures.scoring import run_fitting, sequences_at_a_time, target_scorer
 from fire_lm.measures.text_choice import Settings, check_reach, choose_text, read_text, text_hash
 from fire_lm.models import check_token_ids, reason_of_nan
@@ -97,6 +98,7 @@ class MaskedAccuracy(Measure):
         if len(data.text.parts) > 1:
             raise UserError(f"{run_model.workdir} was trained on several texts: score runs on one")
         check_reach(self.lengths, self.tokens, data.text, SETTINGS)
+        check_rows(run_model.model, data.text, max(self.lengths), str(run_model.workdir))
         for length in self.lengths:
             for encoding in run_model.model.encodings:
                 encoding.check_length(run_model.model.resampling.largest(length), length)

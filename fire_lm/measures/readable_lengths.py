@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
+from fire_lm.data import TextSource
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, keeps_positions
 from fire_lm.processes import say_once
 
 
@@ -44,6 +45,25 @@ def readable_lengths(
     for reason, lengths in by_reason.items():
         say_once(f"{run} is not scored at {listed(lengths)}: {reason}")
     return readable
+
+
+def check_rows(model: Decoder, data: TextSource, longest: int, run: str) -> None:
+    """Raise UserError if the predictions for a document would depend on the length of its row.
+
+    `longest` is the largest number of tokens in a row, and `run` the name of the run in messages.
+    """
+    if data.packed and not keeps_positions(model, longest):
+        raise UserError(
+            f"{run}: in packed rows, documents cannot have positions that depend on the length of "
+            "the input: add --gin_file=configs/resampling/plain.gin, or set another CONSTRUCTION"
+        )
+    stretched = [e.title for e in model.encodings if e.stretches and longest > e.train_length]
+    if stretched and data.construction in ("packed", "cut"):
+        raise UserError(
+            f"{run}: {stretched[0]} follows the length of the input, but rows of {longest} tokens "
+            f"contain shorter documents with CONSTRUCTION={data.construction}, which would be "
+            "stretched too: set CONSTRUCTION=long_documents or concat, or a fixed factor"
+        )
 
 
 def listed(lengths: Iterable[int]) -> str:

@@ -99,6 +99,14 @@ class PositionalEncoding:
         """
         return False
 
+    @property
+    def stretches(self) -> bool:
+        """Whether attention depends on `context_length`, if it exceeds the training length.
+
+        By default, this is so if a hook depends on it.
+        """
+        return self.uses_context_length
+
     def acts_through(self, hook: str) -> bool:
         """Return whether the hook of this name, such as "bias", may have an effect."""
         return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)

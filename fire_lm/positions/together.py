@@ -89,6 +89,10 @@ class Together(PositionalEncoding):
     def uses_context_length(self) -> bool:
         return any(part.uses_context_length for part in self.parts.values())
 
+    @property
+    def stretches(self) -> bool:
+        return any(part.stretches for part in self.parts.values())
+
     def interpolated(self) -> Together | None:
         changed = {name: part.interpolated() for name, part in self.parts.items()}
         changed = {name: part for name, part in changed.items() if part is not None}

@@ -70,6 +70,10 @@ class XPos(PositionalEncoding):
     def uses_context_length(self) -> bool:
         return True
 
+    @property
+    def stretches(self) -> bool:
+        return False  # the factors of q and k that depend on it cancel
+
     def bidirectional(self) -> PositionalEncoding:
         raise UserError(
             "XPos makes q·k grow with the distance of later keys: choose another encoding, such as "

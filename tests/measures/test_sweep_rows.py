@@ -12,8 +12,14 @@ from sample_scoring import LONGEST, MODEL, SCORE, VOCAB, Sweep, module, params, 
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.measures import text_choice
+from fire_lm.measures.readable_lengths import check_rows
+from fire_lm.models import Decoder
+from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.rope_scaling import YaRN
+from fire_lm.positions.xpos import XPos
 from fire_lm.results import SweepRow, Texts, ranked_steps, read_table, write_table
 
 __all__ = ["sweep"]  # fixtures
@@ -122,6 +128,25 @@ def test_positions_that_depend_on_the_length_are_refused_in_packed_rows(sweep):
         assert sweep(model=model, run=evaluation)
     plain = MODEL.clone(resampling=RandomizedPositions(64, "plain"))
     assert sweep(model=plain, data=packed, run="plain")
+
+
+def test_short_documents_are_not_stretched_by_their_rows(sweep):
+    """Interpolation is by the length of the input, which is that of the row."""
+
+    def model(encoding: PositionalEncoding) -> Decoder:
+        return MODEL.with_encodings((encoding,))
+
+    sizes = {"num_heads": 2, "head_dim": 8, "train_length": 8, "hidden_size": 16}
+    followed = model(RoPE(**sizes, scaling=YaRN()))
+    packed, cut = (TextData("nowhere", construction=name) for name in ("packed", "cut"))
+    with pytest.raises(UserError, match="run: RoPE follows the length of the input, but rows"):
+        sweep(model=followed, data=packed)
+    assert sweep(model=model(RoPE(**sizes, scaling=YaRN(factor=2.0))), data=packed, run="fixed")
+    assert sweep(model=model(XPos(**sizes)), data=packed, run="xpos")
+    with pytest.raises(UserError, match="contain shorter documents with CONSTRUCTION=cut"):
+        check_rows(followed, cut, 9, "run")
+    check_rows(followed, cut, 8, "run")
+    assert sweep(model=followed, run="concat")
 
 
 LEARNED = MODEL.with_encodings((Learned(2, 8, train_length=8, hidden_size=16),))
