@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
         Path(arguments.output),
         about,
         context_length=arguments.context_length,
+        trained_length=experiment.train.trained_length,
         configuration=experiment.text(),
         mask_id=experiment.train.data.mask_id,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding, encodings
 
 _RUN = "configs/runs/quickstart.gin"
-_LAYERS = 120  # a multiple of the length of every usual schedule; they are only constructed
+_LAYERS = math.lcm(*range(1, 17))  # they are not built, and divided by the length of a schedule
 
 
 def encodings_of(spec: str) -> dict[str, PositionalEncoding]:

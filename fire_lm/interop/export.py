@@ -24,6 +24,7 @@ def export(
     folder: Path,
     about: str,
     context_length: int | None = None,
+    trained_length: int = 0,
     configuration: str | None = None,
     mask_id: int | None = None,
 ) -> Stock:
@@ -40,6 +41,8 @@ def export(
       context_length: The number of tokens to support. It affects the size of exported position
         tables that are not learned, and encodings that depend on the input length. The default is
         16 times the training length.
+      trained_length: The training length of the run if it is longer than that of its encodings,
+        which continue those of another run.
       configuration: The gin configuration of the exported run. Without a configuration, `fire-lm
         import` does not recognise the folder as an export.
       mask_id: The id of the token that hides tokens from a masked language model, if there is one.
@@ -51,7 +54,8 @@ def export(
       UserError: The folder is not empty, the encoding does not support the length, or the model
         resamples positions in a way that depends on the length of the input.
     """
-    length = context_length or _LONGER * model.encodings[0].train_length
+    trained = max(trained_length, model.encodings[0].train_length)
+    length = context_length or _LONGER * trained
     if context_length is not None:
         check_context(model, length, length)
     end = vocabulary.end_of_document(data)

@@ -81,11 +81,15 @@ _MOST = 2**22
 def receptive_field(masks: list[Mask]) -> int | None:
     """Return the largest number of tokens on which an output of the last layer can depend.
 
-    The tokens are those up to and including the output's own. The result is None if there is no
-    limit. `masks` are those of the layers, from the first to the last.
+    The tokens are those up to and including the output's own or, in an encoder with windows, on
+    both sides. The result is None if there is no limit. `masks` are those of the layers, from the
+    first to the last.
     """
-    if any(not mask.causal or mask.reach is None for mask in masks):
+    if any(mask.reach is None for mask in masks):
         return None
+    if not all(mask.causal for mask in masks):  # windows reach both ways, and chunks are not met
+        both = [mask.window for mask in masks if mask.window is not None and mask.chunk is None]
+        return 1 + 2 * sum(window - 1 for window in both) if len(both) == len(masks) else None
     chunks = [mask.chunk for mask in masks if mask.chunk is not None]
     period = math.lcm(*chunks)
     windows = sum(mask.window - 1 for mask in masks if mask.window is not None)

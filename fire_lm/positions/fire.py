@@ -226,6 +226,11 @@ class FIRE(PositionalEncoding):
         )
 
     def bidirectional(self) -> PositionalEncoding:
+        if not self.threshold and not self.query_index_offset:
+            raise UserError(
+                "FIRE.query_index_offset is 0: without a threshold, it must be 1 in an encoder, "
+                "whose first query has later keys, at distances that 0 would divide"
+            )
         return _BidirectionalFIRE(**self.model_shape, causal=self)
 
     def init(self, rng: jax.Array) -> Params:

@@ -14,7 +14,7 @@ from fire_lm.cli import main
 from fire_lm.cli import test_encoding as verb
 from fire_lm.encoding_properties import encodings_of, in_models, of_hooks
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_experiment
+from fire_lm.experiment import POSITIONS, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add_an_encoding.md").read_text()
@@ -67,6 +67,10 @@ def test_a_module_a_class_and_a_gin_file_are_loaded(package, tmp_path):
     assert list(encodings_of("fire_lm.positions.rope.RoPE")) == ["RoPE"]
     both = encodings_of("configs/positions/fire_and_rope.gin")
     assert set(both) == {"fire_and_rope (FIRE)", "fire_and_rope (RoPE)"}
+    long = tmp_path / "long.gin"
+    gemma = (POSITIONS / "gemma.gin").read_text()
+    long.write_text(gemma.replace("count = 5", "count = 6").replace("'gemma'", "'long'"))
+    assert list(encodings_of(str(long))) == ["long (RoPE 1)", "long (RoPE 2)"], "of seven layers"
     two = encodings_of("configs/positions/gemma.gin")
     assert {name: rope.base for name, rope in two.items()} == {
         "gemma (RoPE 1)": 10_000, "gemma (RoPE 2)": 1_000_000

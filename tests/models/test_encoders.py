@@ -274,6 +274,7 @@ def test_hinges_of_fire_are_its_mlp_at_all_arguments(fields, L):
         ("FoX", {}, "FoX has forget gates"),
         (functools.partial(Together, first=FIRE, second=FoX), {}, "FoX has forget gates"),
         (functools.partial(T5, num_buckets=6), {}, "must be a multiple of 4"),
+        (functools.partial(FIRE, threshold=False), {}, "FIRE.query_index_offset is 0"),
         ("RoPE", {"attention": "tpu"}, "for causal attention only"),
     ],
 )

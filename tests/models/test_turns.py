@@ -24,6 +24,7 @@ from fire_lm.models import (
     variant,
 )
 from fire_lm.models.layer_table import receptive_field
+from fire_lm.models.mixers import Attention
 from fire_lm.models.segments import keys_under
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
@@ -189,6 +190,16 @@ def test_the_receptive_field_is_what_masks_let_through(masks):
         reached = np.asarray(seen(tokens, tokens, mask))[0] @ reached
     assert receptive_field(masks) == max(i - np.argmax(row) for i, row in enumerate(reached)) + 1
     assert receptive_field([*masks, Mask()]) is None
+
+
+def test_windows_of_encoders_reach_both_ways():
+    masks = [Mask(causal=False, window=4), Mask(causal=False, window=3)]
+    tokens = Tokens(jnp.arange(32)[None])
+    first, second = (np.asarray(seen(tokens, tokens, mask))[0] for mask in masks)
+    assert receptive_field(masks) == (second @ first)[16].sum() == 11
+    keys = [Attention().keys_per_token(mask, 32, head_dim=8) for mask in masks]
+    assert keys == [first[16].sum(), second[16].sum()] == [7, 5]
+    assert receptive_field([*masks, Mask(causal=False, chunk=4)]) is None
 
 
 @pytest.mark.parametrize("causal", [True, False])

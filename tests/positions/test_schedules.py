@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sample_decoders import filled
 
+from fire_lm.experiment import load_experiment
 from fire_lm.models import ModelSize, build_decoder
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
@@ -82,3 +83,14 @@ def test_layers_of_the_same_encoding_share_its_parameters():
     assert shapes["position"]["mlp"]["dense_0"]["bias"] == (32,)
     assert shapes["position_2"]["mlp"]["dense_0"]["bias"] == (8,)
     assert not any("position" in block for block in shapes["layers"].values())
+
+
+def test_log_n_from_the_start_acts_in_every_layer_at_every_length():
+    """`swan` clips the log n of its own layers, and `fire_ssmax` learns it."""
+    for position in ("swan", "fire_ssmax"):
+        files = ["runs/quickstart", f"positions/{position}", "log_n/training"]
+        model = load_experiment(
+            [f"configs/{file}.gin" for file in files], ["size_tiny.num_layers=4"]
+        ).model
+        assert all(turn.log_n and not turn.log_n.clipped for turn in model.turns)
+        assert not any(turn.log_n.learned for turn in model.turns)

@@ -177,7 +177,10 @@ class Attention(Mixer):
         }
 
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
-        return length if mask.reach is None else min(length, mask.reach)
+        if mask.reach is None:
+            return length
+        both_ways = not mask.causal and mask.reach == mask.window
+        return min(length, 2 * mask.reach - 1 if both_ways else mask.reach)
 
     def attention_mask(self, mask: Mask) -> Mask:
         return mask
