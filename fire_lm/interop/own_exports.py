@@ -5,6 +5,7 @@ Shapes: V vocabulary, D model, P positions.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.errors import UserError
+from fire_lm.interop.custom import custom
 from fire_lm.interop.gpt2 import gpt2_params
 from fire_lm.interop.layer_forms import (
     FIRE_LM,
@@ -22,7 +24,7 @@ from fire_lm.interop.layer_forms import (
     take_linear,
     take_norm,
 )
-from fire_lm.interop.stock import halves
+from fire_lm.interop.stock import halves, stock
 from fire_lm.interop.weights import Weights
 from fire_lm.models import Decoder
 from fire_lm.models.layer_position import has_parameters, position_name
@@ -49,7 +51,49 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
         )
     params = forms[kind](model, config, weights)
     weights.check_all_taken()
+    _check_config(model, params, config)
     return params
+
+
+# The fields of config.json that do not change the function of a model, or only its lengths.
+_FREE = {
+    *("architectures", "auto_map", "n_positions", "max_position_embeddings", "context_length"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout"),
+    "tie_word_embeddings",
+}
+# Fields that exported folders may have, and that have no effect if they are absent or null.
+_OPTIONAL = ("windows", "chunks", "log_n", "causal", "rope_scaling")
+
+
+def _check_config(model: Decoder, params: Any, config: dict[str, Any]) -> None:
+    """Raise UserError for the first field that has changed since the export of `model`.
+
+    An absent field has not changed, because transformers omits fields with default values.
+    """
+    lengths = map(config.get, ("context_length", "n_positions", "max_position_embeddings"))
+    length = int(next(filter(None, lengths), model.encodings[0].train_length))
+    exported = (stock(model, params, length) or custom(model, params, length)).config
+    expected = dict.fromkeys(_OPTIONAL) | json.loads(json.dumps(exported))
+    for name, ours in expected.items():
+        theirs = config.get(name, ours)
+        if isinstance(ours, dict) and isinstance(theirs, dict):  # others may have been added
+            theirs = {key: theirs.get(key, value) for key, value in ours.items()}
+        if name not in _FREE and not _same(theirs, ours):
+            raise UserError(
+                f"config.json: {name} has changed since the export, from {str(ours)[:100]} to "
+                f"{str(theirs)[:100]}: undo this, because the imported run has the exported model"
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal up to the rounding of numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if type(one) in (int, float) and type(other) in (int, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
 
 
 def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:

@@ -287,6 +287,29 @@ def test_an_export_that_was_trained_elsewhere(case, name, tmp_path):
         read_own(model, read_config(tmp_path / "model"), Weights(tmp_path / "model"))
 
 
+@pytest.mark.parametrize(
+    "case, field, value",
+    [
+        (("rope",), "rope_parameters", {"rope_type": "linear", "factor": 4.0}),
+        (("rope",), "use_parallel_residual", True),
+        (("nope",), "activation_function", "relu"),
+        (("fire",), "windows", [4]),
+        (("fire",), "log_n", [{"on": "qk", "clipped": False}]),
+        (("t5",), "positions", [{"type": "buckets", "starts": [0, 1]}]),
+    ],
+    ids=lambda case: case if isinstance(case, str) else None,
+)
+def test_an_export_whose_function_was_changed_elsewhere(case, field, value, tmp_path):
+    model = configured(*case)
+    export(model, filled(model), DATA, tmp_path / "model", "#", CONTEXT)
+    config = read_config(tmp_path / "model")
+    resaved = {name: one for name, one in config.items() if name != "share_position"}
+    resaved.get("rope_parameters", {})["added by transformers"] = 1
+    assert read_own(model, resaved, Weights(tmp_path / "model"))
+    with pytest.raises(UserError, match=f"config.json: {field} has changed since the export, from"):
+        read_own(model, config | {field: value}, Weights(tmp_path / "model"))
+
+
 @pytest.mark.ci
 def test_a_run_there_and_back(tmp_path, capsys):
     """An exported and reimported run has the same arrays, is scored, generates and can train on."""
