@@ -109,6 +109,12 @@ class Mask:
         """The number of places, including its own, within which all keys lie that a query sees."""
         return min((x for x in (self.window, self.chunk) if x is not None), default=None)
 
+    @property
+    def most_keys(self) -> int | None:
+        """The largest number of keys that a query sees, or None if it grows with the length."""
+        both_ways = not self.causal and self.reach is not None and self.reach == self.window
+        return 2 * self.reach - 1 if both_ways and self.reach else self.reach
+
     def within(self, length: int) -> Mask:
         """Return the mask without a window or chunk that contains all of `length` places."""
 

@@ -177,10 +177,7 @@ class Attention(Mixer):
         }
 
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
-        if mask.reach is None:
-            return length
-        both_ways = not mask.causal and mask.reach == mask.window
-        return min(length, 2 * mask.reach - 1 if both_ways else mask.reach)
+        return length if mask.most_keys is None else min(length, mask.most_keys)
 
     def attention_mask(self, mask: Mask) -> Mask:
         return mask
