@@ -241,7 +241,12 @@ def test_the_arguments_of_later_keys_exceed_1():
 
 @pytest.mark.parametrize(
     "fields, L",
-    [({}, 1.0), ({}, 0.0), ({"normalizer_limit": 8}, 0.1), ({"threshold": False}, None)],
+    [
+        ({}, 1.0),
+        ({}, 0.0),
+        ({"normalizer_limit": 8}, 0.1),
+        ({"threshold": False, "query_index_offset": 1}, None),
+    ],
 )
 def test_hinges_of_fire_are_its_mlp_at_all_arguments(fields, L):
     """Values and gradients agree with the MLP's, also if the first queries' normaliser is tiny."""

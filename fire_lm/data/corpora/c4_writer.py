@@ -33,6 +33,6 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
         "3.1.0",
         _FIELDS,
         {split: functools.partial(examples, texts) for split, texts in splits.items()},
-        files=_MAX_FILES_PER_SPLIT,
+        files=min(_MAX_FILES_PER_SPLIT, *map(len, splits.values())),
         config="en",
     )
