@@ -95,6 +95,21 @@ def test_what_remains_on_four_times_the_tokens():
     assert f"stay {below[0]} and {below[1]} below FIRE at 16 times" in words
 
 
+def test_what_the_others_change_on_four_times_the_tokens():
+    words, study = section(), "recent_4m"
+    assert ahead(study, "fire", "fire_ssmax") == [512, 1024]
+    raised = [ranged(study, length, "fire_ssmax", "fire") for length in (512, 1024)]
+    assert f"at eight and 16 times, by {raised[0]} and {raised[1]}, and changes RoPE's" in words
+    for arm, plain in (("rope_ssmax", "rope"), ("fire_sink", "fire")):
+        assert unclear(study, arm, plain) == LENGTHS
+    assert ahead(study, "dape_fire", "fire") == [1024]
+    assert f"at 16 times, by {ranged(study, 1024, 'fire', 'dape_fire')}; sinks" in words
+    assert ahead(study, "fire", "rope") == LENGTHS[1:]
+    assert ahead(study, "fox_kerple", "alibi") == LENGTHS
+    falls = difference(rise(study, "alibi"), rise(study, "kerple_log"))
+    assert abs(falls.value) < falls.half_width and rise(study, "alibi").mean < -0.05
+
+
 def test_what_is_told_apart_among_all_pairs():
     for arm in ("alibi", "fire", "rope"):
         assert told_apart("recent", "bam", arm)[-3:] == [256, 512, 1024]
