@@ -235,10 +235,11 @@ class Follower:
         """Start the job again on more slices, unless they are lost again: it runs on the others."""
         try:
             self._backend.setup(self._job.name)
-            self._backend.launch(self._job)
         except RunFailed as error:
             self._tell(f"it stays on fewer slices for now: {error}")
             self._nap()
+            return
+        self._launch()
 
     def _fail(self, state: State) -> None:
         name = self._job.name

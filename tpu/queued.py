@@ -199,7 +199,7 @@ class QueuedResources:
             if self._calls.dry_run:
                 return
             state = self._look_at_hosts(job)
-            started = state.stage in (Stage.RUNNING, Stage.DONE, Stage.FAILED)
+            started = state.stage in (Stage.RUNNING, Stage.MORE, Stage.DONE, Stage.FAILED)
             why = str(state)
         except CallFailed as error:
             started, why = False, str(error)

@@ -20,7 +20,7 @@ from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, GinText, load_experiment
 from fire_lm.interop.gpt2 import read_gpt2
-from fire_lm.interop.own_exports import read_own
+from fire_lm.interop.own_exports import check_config, read_own
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.runs.saved import save_config
@@ -73,6 +73,14 @@ def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
     experiment = load_experiment(
         [exported, *more.files], more.bindings, more.search_paths, more.imports
     )
+    as_exported: Decoder | None = None
+    with contextlib.suppress(
+        UserError
+    ):  # without the bindings in `more`, which may change the model
+        alone = load_experiment([exported], (), more.search_paths, more.imports)
+        as_exported = alone.model
+    if as_exported is not None:
+        check_config(as_exported, fields, Weights(folder))
     return Imported(experiment, read_own(experiment.model, fields, Weights(folder)), "")
 
 

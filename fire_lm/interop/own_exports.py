@@ -51,7 +51,6 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
         )
     params = forms[kind](model, config, weights)
     weights.check_all_taken()
-    _check_config(model, params, config)
     return params
 
 
@@ -65,11 +64,13 @@ _FREE = {
 _OPTIONAL = ("windows", "chunks", "log_n", "causal", "rope_scaling")
 
 
-def _check_config(model: Decoder, params: Any, config: dict[str, Any]) -> None:
+def check_config(model: Decoder, config: dict[str, Any], weights: Weights) -> None:
     """Raise UserError for the first field that has changed since the export of `model`.
 
-    An absent field has not changed, because transformers omits fields with default values.
+    An absent field has not changed, because transformers omits fields with default values, and
+    earlier versions of fire_lm wrote fewer.
     """
+    params = read_own(model, config, weights)
     lengths = map(config.get, ("context_length", "n_positions", "max_position_embeddings"))
     length = int(next(filter(None, lengths), model.encodings[0].train_length))
     exported = (stock(model, params, length) or custom(model, params, length)).config
@@ -88,7 +89,7 @@ def _check_config(model: Decoder, params: Any, config: dict[str, Any]) -> None:
 def _same(one: Any, other: Any) -> bool:
     """Return whether two JSON values are equal up to the rounding of numbers."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return all(_same(one.get(key), other.get(key)) for key in {*one, *other})
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     if type(one) in (int, float) and type(other) in (int, float):

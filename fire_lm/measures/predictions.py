@@ -69,20 +69,11 @@ def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
     The file name consists of `parts`, joined by dots. The end of a long name, such as one with many
     allowed answers, is replaced by a hash.
     """
-    name = ".".join(map(_part, parts))
+    name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
     if len(name.encode()) > _LONGEST_NAME:
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
         name = f"{name.encode()[: _LONGEST_NAME - 9].decode(errors='ignore')}-{digest}"
     return workdir / "predictions" / f"{name}.jsonl"
-
-
-def _part(part: str | int) -> str:
-    """Return a part of a file name; "plain" is a model as it was trained.
-
-    A model trained at random positions has a variant of this name, which is another model.
-    """
-    word = re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain"
-    return "variant-plain" if part == "plain" else word
 
 
 def read_predictions(

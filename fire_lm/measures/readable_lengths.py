@@ -47,8 +47,8 @@ def readable_lengths(
     return readable
 
 
-def check_rows(model: Decoder, data: TextSource, longest: int, run: str) -> None:
-    """Raise UserError if the predictions for a document would depend on the length of its row.
+def check_positions(model: Decoder, data: TextSource, longest: int, run: str) -> None:
+    """Raise UserError if documents of packed rows would get the first positions of their row.
 
     `longest` is the largest number of tokens in a row, and `run` the name of the run in messages.
     """
@@ -57,6 +57,14 @@ def check_rows(model: Decoder, data: TextSource, longest: int, run: str) -> None
             f"{run}: in packed rows, documents cannot have positions that depend on the length of "
             "the input: add --gin_file=configs/resampling/plain.gin, or set another CONSTRUCTION"
         )
+
+
+def check_rows(model: Decoder, data: TextSource, longest: int, run: str) -> None:
+    """Raise UserError if the predictions for a document would depend on the length of its row.
+
+    The arguments are those of `check_positions`.
+    """
+    check_positions(model, data, longest, run)
     stretched = [e.title for e in model.encodings if e.stretches and longest > e.train_length]
     if stretched and data.construction in ("packed", "cut"):
         raise UserError(

@@ -229,11 +229,14 @@ class TextEvaluation(Measure):
         Their work is the task and the file of predictions, whose name their claims contain.
         """
         split, cells = self.split_name, []
+        # A model as it was trained is "plain" in names of files, unlike a variant of this name, which
+        # is one of a model that was trained at random positions.
+        variant = "variant-plain" if run_model.variant == "plain" else run_model.variant
         how = (self.data.target_length, self.data.truncation, self.decoding)
         named = (self.suite,) if self.suite not in ("", *SUITES) else ()
         for task in self.tasks(run_model):
             for length in self._lengths(run_model):
-                parts = (task.name, split, run_model.variant, step, length, *how, *named)
+                parts = (task.name, split, variant, step, length, *how, *named)
                 file = predictions_file(run_model.workdir, *parts)
                 key = (self.suite, task.name, split, length, *how, self.context_length(length))
                 cells.append(Cell(run_model, step, key, f"tasks-{file.stem}", (task, file)))

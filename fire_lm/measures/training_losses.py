@@ -20,7 +20,7 @@ from fire_lm.hardware.memory import check_program
 from fire_lm.measures.base import check_least
 from fire_lm.measures.position_losses import number_of_bins, tokens_in_bins
 from fire_lm.measures.protocols import windows
-from fire_lm.measures.readable_lengths import check_rows, readable_lengths
+from fire_lm.measures.readable_lengths import check_positions, readable_lengths
 from fire_lm.measures.scoring import abstract_params, placed_batches, scorer, sequences_at_a_time
 from fire_lm.models import Decoder, check_token_ids, depends_on_length
 from fire_lm.training import Pretraining
@@ -82,7 +82,7 @@ class TrainingLosses:
             run.model, {n: n for n in sorted(set(self.lengths))}, run.configurable
         )
         longest = lengths[-1]
-        check_rows(run.model, run.data, longest, f"{run.configurable}.evaluation")
+        check_positions(run.model, run.data, longest, f"{run.configurable}.evaluation")
         for length in lengths:
             if longest % length and depends_on_length(run.model, length):
                 raise UserError(

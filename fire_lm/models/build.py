@@ -199,18 +199,9 @@ def check_mixers(turns: tuple[Turn, ...], log_n: LogN | None, attention_dropout:
 
 
 def check_log_n(turns: tuple[Turn, ...], train_length: int) -> None:
-    """Raise UserError if `log_n` has no effect at any length, or if `train_length` is below 2."""
+    """Raise UserError if `log_n` has no bias to scale, or if `train_length` is below 2."""
     for log_n in dict.fromkeys(turn.log_n for turn in turns if turn.log_n is not None):
-        scaled = [turn for turn in turns if turn.log_n == log_n]
-        encodings = [turn.encoding for turn in scaled]
-        masks = (turn.mixer.attention_mask(turn.mask) or turn.mask for turn in scaled)
-        seen = [mask.most_keys for mask in masks]
-        if log_n.clipped and all(keys is not None and keys <= train_length for keys in seen):
-            raise UserError(
-                "LogN.clipped has no effect on layers whose tokens never see more than "
-                f"{max(filter(None, seen))} tokens, because they were trained with {train_length}: "
-                "omit build_decoder.log_n"
-            )
+        encodings = [turn.encoding for turn in turns if turn.log_n == log_n]
         if log_n.on != "logits" and not any(each.acts_through("bias") for each in encodings):
             names = ", ".join(type(each).__name__ for each in encodings)
             raise UserError(

@@ -83,7 +83,7 @@ def effective_table(
         of_all = {n: p.mean for n, p in points.items() if p.values.keys() == runs.keys()}
         of_mean = effective(one, of_all) if of_all else None
         by_seed = ", ".join(str(length or "none") for length in of_runs) * (len(runs) > 1)
-        rows.append([one.name, str(of_mean or "none"), by_seed])
+        rows.append([one.name, str(of_mean or "none") if of_all else "", by_seed])
     shown = 3 if any(row[2] for row in rows) else 2
     header = ["", "effective length", "by seed"]
     return Table(caption, header[:shown], [row[:shown] for row in rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 
@@ -53,16 +54,14 @@ def source_settings(experiments: Mapping[str, Experiment]) -> list[Setting]:
 
     Their names begin with "source". Settings that a run has inherited are those of the run itself.
     """
-    found: dict[str, Experiment] = {}
-    missing = {}
-    for run, experiment in experiments.items():
-        source, _, _ = parted(experiment.train.init_from)
-        try:
-            if source:
-                found[run] = saved_experiment(place(source))
-        except FireLMError:
-            missing[run] = place(source)
-    if len({source.parent for source in missing.values()}) > 1:
+    sources = {run: parted(one.train.init_from)[0] for run, one in experiments.items()}
+    saved: dict[str, Experiment] = {}
+    for source in dict.fromkeys(filter(None, sources.values())):
+        with contextlib.suppress(FireLMError):
+            saved[source] = saved_experiment(place(source))
+    found = {run: saved[source] for run, source in sources.items() if source in saved}
+    missing = {run: source for run, source in sources.items() if source and source not in saved}
+    if len({*missing.values(), *saved}) > 1 and missing:
         note_once(
             f"the runs from which {', '.join(missing)} started are not found here: arms do not "
             "tell apart how these were trained"

@@ -84,7 +84,7 @@ class Command(abc.ABC):
                 errors.append(error)
         if errors and not idle:
             raise errors[0]
-        for also in self.arguments.also:
+        for also in () if errors else self.arguments.also:
             if idle and all(also in of_run for of_run in idle):
                 raise UserError(
                     f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
@@ -121,8 +121,12 @@ class Command(abc.ABC):
         )
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
-        """Return the steps of a run for which rows exist."""
-        return set().union(*(s.measure.steps(s.run_model) for s in self.settings(workdir)))
+        """Return the steps of a run for which rows exist; none if it cannot be evaluated."""
+        try:
+            settings = self.settings(workdir)
+        except UserError:  # which `evaluate` reports
+            return set()
+        return set().union(*(s.measure.steps(s.run_model) for s in settings))
 
     def combine(  # noqa: B027 (optional)
         self, checkpoints: Sequence[tuple[str, int]], top: str

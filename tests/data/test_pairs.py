@@ -122,16 +122,12 @@ def test_other_fields_blank_lines_and_line_ends_of_windows_are_ignored(tmp_path)
     assert [(pair.line, *texts([pair])[0]) for pair in read_pairs(str(file))] == [
         (1, "a", "bé"), (3, "c", "d"),
     ]  # fmt: skip
-    assert data(file).name == "faq.v2" and longest_target(data(file)) == 3
+    assert data(file).name == "faq" and longest_target(data(file)) == 3
 
 
 @pytest.mark.parametrize(
-    "file, name",
-    [
-        ("my-faq (2).jsonl", "my_faq__2_"), ("für.jsonl", "für"), (".jsonl", "pairs"),
-        ("faq.v2.jsonl", "faq.v2"), ("faq", "faq"),
-    ],
-)  # fmt: skip
+    "file, name", [("my-faq (2).jsonl", "my_faq__2_"), ("für.jsonl", "für"), (".jsonl", "pairs")]
+)
 def test_any_name_of_a_file_names_a_task(file, name, tmp_path):
     (task,) = data(written(tmp_path / file)).task_examples(split="validation", longest=30)
     assert task.name == name

@@ -112,10 +112,6 @@ class Both(Mixer):
         (lambda: build(Learned, NoPE, share_position=True), "Learned acts on the embedding.*alter"),
         (lambda: build(Sinusoidal, NoPE, share_position=True), "Sinusoidal acts on the embedding"),
         (lambda: build(Layers(RoPE, log_n=LogN(on="bias")), FIRE), "no bias to scale .RoPE."),
-        (
-            lambda: build(Layers(RoPE, window=4), log_n=LogN(clipped=True)),
-            "LogN.clipped has no effect on layers whose tokens never see more than 4 tokens",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(make, words):

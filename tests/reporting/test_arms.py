@@ -62,13 +62,13 @@ def test_scopes_are_named_where_they_tell_two_arms_apart():
     found = {
         run: load_experiment(files, (*layers, *bindings))
         for run, bindings in (
-            ("a", ("SEED=0", "local/Layers.window=128")),
-            ("b", ("SEED=1", "local/Layers.window=None", "global/Layers.window=128")),
+            ("a", ("SEED=0", "local/Layers.window=16")),
+            ("b", ("SEED=1", "local/Layers.window=None", "global/Layers.window=16")),
         )
     }
     assert arm_names(found, differing(found)) == {
-        "a": "swan, local/Layers.window 128",
-        "b": "swan, global/Layers.window 128",
+        "a": "swan, local/Layers.window 16",
+        "b": "swan, global/Layers.window 16",
     }
 
 

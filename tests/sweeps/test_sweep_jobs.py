@@ -139,14 +139,14 @@ def test_a_run_that_cannot_be_evaluated_does_not_end_the_others_evaluation(
     run, monkeypatch, capsys
 ):
     shutil.copytree(run, unfit := run.with_name("a_encoder"))
-    evaluate = Sweep.evaluate
+    measure_of = Sweep.measure_of
 
-    def refusing(command, workdir, step):
+    def refusing(command, experiment, workdir):
         if workdir.name == unfit.name:
             raise UserError(f"{workdir}: use MaskedAccuracy")
-        return evaluate(command, workdir, step)
+        return measure_of(command, experiment, workdir)
 
-    monkeypatch.setattr(Sweep, "evaluate", refusing)
+    monkeypatch.setattr(Sweep, "measure_of", refusing)
     assert main(["sweep", str(run.parent), "--follow", *SWEEP]) == 1
     assert steps_of(run) == available_steps(run)
     assert "3 checkpoints could not be scored" in (told := capsys.readouterr().err)

@@ -183,7 +183,7 @@ class Pairs(TextToText):
       file: The path of the file, which may be local or on gs://.
       sha256: The SHA-256 that the file must have; an empty string accepts any file.
       validation_share: The expected share of the examples in the split 'validation'.
-      name: The name of the task in tables; by default, the name of the file without its suffix, and
+      name: The name of the task in tables; by default, the name of the file up to its first dot,
         with _ for every character that seqio does not allow in names.
     """
 
@@ -196,9 +196,8 @@ class Pairs(TextToText):
 
     def __post_init__(self) -> None:
         if not self.name:
-            file = self.file.rpartition("/")[2]
-            stem = file.rpartition(".")[0] if "." in file else file
-            object.__setattr__(self, "name", _NOT_IN_NAMES.sub("_", stem) or "pairs")
+            file = self.file.rpartition("/")[2].partition(".")[0]
+            object.__setattr__(self, "name", _NOT_IN_NAMES.sub("_", file) or "pairs")
         if _NOT_IN_NAMES.search(self.name):
             raise UserError(
                 f"Pairs.name is {self.name!r}: it must consist of letters, digits, and . : _ #"
