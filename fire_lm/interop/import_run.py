@@ -74,11 +74,8 @@ def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
         [exported, *more.files], more.bindings, more.search_paths, more.imports
     )
     as_exported: Decoder | None = None
-    with contextlib.suppress(
-        UserError
-    ):  # without the bindings in `more`, which may change the model
-        alone = load_experiment([exported], (), more.search_paths, more.imports)
-        as_exported = alone.model
+    with contextlib.suppress(UserError):  # The bindings in `more` may change the model.
+        as_exported = load_experiment([exported], (), more.search_paths, more.imports).model
     if as_exported is not None:
         check_config(as_exported, fields, Weights(folder))
     return Imported(experiment, read_own(experiment.model, fields, Weights(folder)), "")

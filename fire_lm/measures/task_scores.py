@@ -229,8 +229,8 @@ class TextEvaluation(Measure):
         Their work is the task and the file of predictions, whose name their claims contain.
         """
         split, cells = self.split_name, []
-        # A model as it was trained is "plain" in names of files, unlike a variant of this name, which
-        # is one of a model that was trained at random positions.
+        # In names of files, "plain" is the model as it was trained, unlike the variant of this name
+        # of a model that was trained at random positions.
         variant = "variant-plain" if run_model.variant == "plain" else run_model.variant
         how = (self.data.target_length, self.data.truncation, self.decoding)
         named = (self.suite,) if self.suite not in ("", *SUITES) else ()
