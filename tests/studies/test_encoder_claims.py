@@ -59,6 +59,23 @@ def test_encoders_that_sort():
     assert f"FIRE gives {fire:.1f} % and the others at most {most:.1f} %." in told
 
 
+def test_encoders_on_even_pairs():
+    told = page("synthetic_results.md")
+    plain, drawn = means("EvenPairs", trained)
+    assert f"{plain.pop('fire_g'):.1f} {plain.pop('learned'):.1f}" == "100.0 100.0"
+    waves, rope = plain.pop("sinusoidal"), drawn.pop("rope")
+    most = max(*plain.values(), *drawn.values())
+    assert f"sinusoids nearly ({waves:.1f} %) and, at random positions, RoPE in part" in told
+    assert f"RoPE in part ({rope:.1f} %); the others give at most {most:.1f} %." in told
+    assert any(row["learned"] == "True" for row in tries()["even_pairs"])
+    far, far_drawn = means("EvenPairs", longer)
+    gated, rope = far.pop("fire_g"), far_drawn.pop("rope")
+    most = max(*far.values(), *far_drawn.values())
+    assert f"FIRE-G gives {gated:.1f} %, RoPE at random positions {rope:.1f} % and the" in told
+    assert f"the others at most {most:.1f} %." in told
+    assert f"by FIRE-G alone ({gated:.1f} %)" in told
+
+
 def test_encoders_that_navigate_cycles():
     told = page("synthetic_results.md")
     plain, drawn = means("CycleNavigation", trained)
