@@ -60,8 +60,8 @@ _FREE = {
     *("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout"),
     "tie_word_embeddings",
 }
-# Fields that exported folders may have, and that have no effect if they are absent or null.
-_OPTIONAL = ("windows", "chunks", "log_n", "causal", "rope_scaling")
+# Fields that exported folders may have, with their defaults, which transformers adds.
+_OPTIONAL = {"windows": None, "chunks": None, "log_n": None, "causal": True}
 
 
 def check_config(model: Decoder, config: dict[str, Any], weights: Weights) -> None:
@@ -74,7 +74,7 @@ def check_config(model: Decoder, config: dict[str, Any], weights: Weights) -> No
     lengths = map(config.get, ("context_length", "n_positions", "max_position_embeddings"))
     length = int(next(filter(None, lengths), model.encodings[0].train_length))
     exported = (stock(model, params, length) or custom(model, params, length)).config
-    expected = dict.fromkeys(_OPTIONAL) | json.loads(json.dumps(exported))
+    expected = _OPTIONAL | json.loads(json.dumps(exported))
     for name, ours in expected.items():
         theirs = config.get(name, ours)
         if isinstance(ours, dict) and isinstance(theirs, dict):  # others may have been added
