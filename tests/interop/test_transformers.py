@@ -167,6 +167,33 @@ def test_transformers_computes_the_same_encoder(case, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+@pytest.mark.parametrize(
+    "case", [("fire",), ("fire", *ENCODER), ("rope", "log_n/training"), WINDOWED]
+)
+def test_documents_of_a_packed_row_do_not_see_each_other(case, tmp_path):
+    """Positions that restart are all that DataCollatorWithFlattening passes for packed rows."""
+    import torch
+    import transformers
+
+    model = configured(*case)
+    export(model, filled(model), DATA, tmp_path / "model", "#", LENGTH, mask_id=259)
+    kind = "AutoModelForCausalLM" if model.causal else "AutoModelForMaskedLM"
+    theirs = (
+        getattr(transformers, kind)
+        .from_pretrained(str(tmp_path / "model"), trust_remote_code=True)
+        .eval()
+    )
+    ids = torch.tensor(TOKENS[:1], dtype=torch.long)
+    pieces = (slice(0, 9), slice(9, 10), slice(10, 24))  # a document may have one token
+    restarting = torch.cat([torch.arange(piece.stop - piece.start) for piece in pieces])[None]
+    with torch.no_grad():
+        packed = theirs(ids, position_ids=restarting).logits
+        alone = torch.cat([theirs(ids[:, piece]).logits for piece in pieces], 1)
+        whole = theirs(ids, position_ids=torch.arange(24)[None]).logits
+        torch.testing.assert_close(packed, alone)
+        torch.testing.assert_close(whole, theirs(ids).logits)
+
+
 @pytest.mark.parametrize("name", ["kerple_log", "kerple_power"])
 def test_kerple_is_clipped_at_each_use_and_its_gradient_is_not(name, tmp_path):
     """After training in torch, parameters outside their range mean what they mean in our model."""

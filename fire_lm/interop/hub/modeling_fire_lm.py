@@ -299,13 +299,15 @@ class FireLMLayer(nn.Module):
         if position is not None:
             self.position = position
 
-    def forward(self, x_BTD, pos_BT, k_pos_BS, cache, position):
+    def forward(self, x_BTD, pos_BT, k_pos_BS, cache, position, document_BT=None):
         i_B1T1, j_B11S = pos_BT[:, None, :, None], k_pos_BS[:, None, None, :]
         mask_B1TS = (j_B11S <= i_B1T1) if self.causal else (j_B11S != UNSEEN) & (i_B1T1 >= 0)
         if self.window is not None:
             mask_B1TS = mask_B1TS & ((i_B1T1 - j_B11S).abs() < self.window)
         if self.chunk is not None:
             mask_B1TS = mask_B1TS & (i_B1T1 // self.chunk == j_B11S // self.chunk)
+        if document_BT is not None:
+            mask_B1TS = mask_B1TS & (document_BT[:, None, :, None] == document_BT[:, None, None, :])
         y_BTD = self.attention_norm(x_BTD)
         q_BNTH, k_BNTH, v_BNTH = (
             linear(y_BTD).unflatten(-1, self.heads).transpose(1, 2)
@@ -391,9 +393,11 @@ class FireLMModel(FireLMPreTrainedModel):
         pos_BT = positions(position_ids, attention_mask, past, batch, length, x_BTD.device)
         k_pos_BT = pos_BT if real_BT is None else pos_BT.masked_fill(~real_BT, UNSEEN)
         k_pos_BS = keys_of(cache, k_pos_BT, past)
+        packed = cache is None and position_ids is not None
+        document_BT = documents(pos_BT) if packed else None
         x_BTD = self.position_of(0).embed(x_BTD, pos_BT)
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(x_BTD, pos_BT, k_pos_BS, cache, self.position_of(index))
+            x_BTD = layer(x_BTD, pos_BT, k_pos_BS, cache, self.position_of(index), document_BT)
         return self.final_norm(x_BTD), cache
 
 
@@ -417,6 +421,16 @@ def positions(position_ids, attention_mask, past, batch, length, device):
     if position_ids is None:
         position_ids = torch.arange(past, past + length, device=device)[None]
     return position_ids.expand(batch, length)
+
+
+def documents(pos_BT):
+    """Return the number of each token's document, `[B, T]`: one begins where positions restart.
+
+    Rows of several documents, as from DataCollatorWithFlattening, have such positions. Padding,
+    whose positions may restart too, is seen by no token in any case.
+    """
+    restarts_BT = F.pad(pos_BT[:, 1:] <= pos_BT[:, :-1], (1, 0))
+    return restarts_BT.cumsum(-1)
 
 
 def keys_of(cache, k_pos_BT, past):
