@@ -45,11 +45,14 @@ _LOST_NODE = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING")
 _SAVED_WITHIN = 600  # seconds, more than a host gives its command
 _SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
 # A command that prints a line with the host's name and its container's state, exit code and job, or
-# "none" if the host has no container.
+# "none" if the host has no container. It prints nothing if docker does not respond: a job that goes
+# on then must not be taken for one that has not started.
 _REPORT = (
-    f'echo "{_CONTAINER}|$(hostname)|$(sudo docker inspect --format='
+    f"found=$(sudo docker ps --all --quiet --filter='name=^/?{_CONTAINER}$' 2>/dev/null) && "
+    'if [ -n "$found" ]; then found=$(sudo docker inspect --format='
     "'{{.State.Status}}|{{.State.ExitCode}}|{{.Config.Labels.fire_lm_job}}' "
-    f'{_CONTAINER} 2>/dev/null || echo none)"'
+    f"{_CONTAINER} 2>/dev/null); else found=none; fi && "
+    f'echo "{_CONTAINER}|$(hostname)|$found" || true'
 )
 
 

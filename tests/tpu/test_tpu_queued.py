@@ -133,6 +133,17 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
     assert f"running: on {hosts} of {hosts} hosts" in said
 
 
+def test_a_job_goes_on_while_docker_does_not_respond(cloud, capsys):
+    """A host whose docker restarts has not lost its container, whose steps would be repeated."""
+    cloud.plan(
+        daemons={"fire-125m.0": ["up", "up", "down", "up"]},
+        containers=[["running", "running", "exited:0"]],
+    )
+    assert pretrain() == 0
+    assert "0 of 1 hosts respond" in capsys.readouterr().out
+    assert len(cloud.started()) == 1
+
+
 @pytest.mark.ci
 def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
     cloud.plan(mute=[2])
