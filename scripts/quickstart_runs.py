@@ -22,6 +22,8 @@ import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
 from fire_lm.hardware.host import ANNOUNCEMENTS, shares_of_cores, starting_on
+from fire_lm.runs.saved import read_saved
+from fire_lm.training import AdamW
 
 # This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough for a first
 # impression.
@@ -43,6 +45,7 @@ def main() -> int:
     parser.add_argument("--worker", type=int, help="train and score in this process")
     parser.add_argument("encodings", nargs="+")
     arguments = parser.parse_args()
+    arguments.encodings = list(dict.fromkeys(arguments.encodings))
     if arguments.worker is not None:
         return work(arguments)
     code = start_workers(arguments)
@@ -65,7 +68,7 @@ def work(arguments: argparse.Namespace) -> int:
                 f"--gin_file=configs/positions/{encoding}.gin",
                 f"--gin.DATA_DIR={arguments.data_dir}",
                 f"--gin.TRAIN_STEPS={arguments.steps}",
-                f"--gin.AdamW.warmup_steps={min(_WARMUP, arguments.steps // 4)}",
+                f"--gin.AdamW.warmup_steps={warmup_steps(run, arguments.steps)}",
                 f"--gin.length_sweep.tokens={SCORED_TOKENS}",
                 f"--workdir={run}",
             ]
@@ -73,6 +76,13 @@ def work(arguments: argparse.Namespace) -> int:
         if code:
             return code
     return 0
+
+
+def warmup_steps(run: str, steps: int) -> int:
+    """Return the number of warm-up steps, which stays the same when a run gets more steps."""
+    saved = read_saved(run)
+    optimizer = None if saved is None else saved.experiment.train.optimizer
+    return optimizer.warmup_steps if isinstance(optimizer, AdamW) else min(_WARMUP, steps // 4)
 
 
 def start_workers(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""scripts/quickstart: the numbers it promises, and that a second run reuses everything."""
+"""scripts/quickstart: the numbers it promises, and that another run reuses everything."""
 
 import subprocess
 from pathlib import Path
@@ -54,9 +54,10 @@ def test_one_encoding_for_a_few_steps(tmp_path):
 
     before, table = results_of(workdir), (workdir / "length_sweep.csv").read_bytes()
     assert len(before) > 2
-    quickstart(workdir, *asked, environment=environment)
+    quickstart(workdir, *asked, "nope", environment=environment)
     assert results_of(workdir) == before
     assert (workdir / "length_sweep.csv").read_bytes() == table
+    assert "40/40  trained" in quickstart(workdir, "--steps=40", "nope", environment=environment)
 
 
 def values(workdir: Path) -> dict[tuple[str, int], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,23 @@ def check(arguments: argparse.Namespace, **known: Sequence[str]) -> None:
     check_json(arguments.json)
 
 
+def check_implementations(implementations: Sequence[str], backend: str) -> None:
+    """Raise UserError if the TPU's kernel would run in an interpreter, whose times mean nothing."""
+    if "tpu" in implementations and backend != "tpu":
+        raise UserError(
+            f"--implementations: the kernel of tpu cannot be timed on a {backend}\n"
+            "--tpu=v4-8 prints the compiler's estimates for it"
+        )
+
+
 def check_json(file: str | None) -> None:
+    if file and "://" in file:
+        raise UserError(f"--json: {file} must be a local path")
     if file and not Path(file).absolute().parent.is_dir():
         raise UserError(f"--json: there is no folder {Path(file).absolute().parent}: create it")
     if file and Path(file).is_dir():
         raise UserError(f"--json: {file} is a folder: give the path of a file")
+    if file and not os.access(Path(file).absolute().parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"--json: {Path(file).absolute().parent} is not writable: choose another path"
+        )

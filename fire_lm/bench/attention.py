@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Implementation
-from fire_lm.bench.arguments import ATTENTION, check, completed
+from fire_lm.bench.arguments import ATTENTION, check, check_implementations, completed
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
@@ -45,6 +45,7 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     arguments = completed(arguments, list(ATTENTION))
     check(arguments, implementations=get_args(Implementation), encodings=list(ENCODINGS))
+    check_implementations(arguments.implementations, jax.default_backend())
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()

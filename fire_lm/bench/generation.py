@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,11 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     check(arguments, encodings=list(ENCODINGS))
     batch, new_tokens = arguments.batch_size, arguments.new_tokens
+    if peer is not None and jax.default_backend() != "cpu":
+        raise UserError(
+            f"--peer torch generates on the CPU, but JAX runs on a {jax.default_backend()}: omit "
+            "--peer, or set JAX_PLATFORMS=cpu"
+        )
     if new_tokens < 2:
         raise UserError("--new_tokens must be 2 or more: the prefill generates the first token")
     load_before = load()
@@ -130,19 +136,22 @@ def beside(case: Case, peer: Case, times: Results) -> Row:
     """Return our seconds divided by the peer's, and how many of its tokens are those of ours.
 
     The ratio for a token compares the times of all tokens after the first. The peer's time for
-    these tokens is the difference between its two calls.
+    these tokens is the difference between its two calls in the same round, of which the median
+    counts; the ratio is None if the difference is within the noise, so that a round has none.
     """
     ours, theirs = (
-        {call: min(each.of(clock())) for call, each in times[entry.key].items()}
+        {call: each.of(clock()) for call, each in times[entry.key].items()}
         for entry in (case, peer)
     )
     assert case.output is not None and peer.output is not None
     same = case.output() == peer.output()
+    after_first = [a - b for a, b in zip(theirs["all"], theirs["prefill"], strict=True)]
+    above_noise = min(after_first) > 0
     return {
         "encoding": case.name,
         "length": case.length,
-        "prefill": ours["prefill"] / theirs["prefill"],
-        "token": ours["token"] / (theirs["all"] - theirs["prefill"]),
+        "prefill": min(ours["prefill"]) / min(theirs["prefill"]),
+        "token": median(ours["token"]) / median(after_first) if above_noise else None,
         "same_tokens": int(same.sum()),
         "tokens": same.size,
     }

@@ -74,7 +74,10 @@ Results = dict[str, dict[str, Times]]
 
 
 def race(cases: Sequence[Case], rounds: int) -> Results:
-    """Time every call of every case in each round, after one warm-up turn that is not counted.
+    """Time every call of every case in each round, after two warm-up calls that are not counted.
+
+    The first of them may allocate memory or fill buffers, so only the second shows how often a
+    call is to be repeated.
 
     Every other round runs in reverse order, so that a machine that slowly heats up favours no call.
     """
@@ -82,6 +85,7 @@ def race(cases: Sequence[Case], rounds: int) -> Results:
     repeats, rounds_s = [], 0.0
     for case, name in turns:
         with case.around():
+            case.calls[name]()
             warm_up_s = timed(case.calls[name], 1)[1]
         repeats.append(max(1, math.ceil(SHORTEST_SECONDS / warm_up_s)))
         say(f"warm-up: {case.key} {name} {warm_up_s:.3g} s")

@@ -40,6 +40,7 @@ def start(backend: str) -> None:
                 "set JAX_PLATFORMS=cpu to compare on the CPU"
             )
         torch.set_default_device("cuda")
+        torch.set_float32_matmul_precision("high")  # TF32, which is JAX's default on a GPU
 
 
 def finish() -> None:

@@ -15,7 +15,7 @@ import jax
 
 from fire_lm.attention import Implementation, Mask
 from fire_lm.bench import one_attention
-from fire_lm.bench.arguments import check, completed
+from fire_lm.bench.arguments import check, check_implementations, completed
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.machine import clock
 from fire_lm.bench.race import Case, Row, race
@@ -33,6 +33,7 @@ def bench(arguments: argparse.Namespace, size: ModelSize | None = None) -> list[
     """Run the measurements, print and return the rows, and write them as JSON if requested."""
     arguments = completed(arguments, ("lengths", "implementations", "rounds"), "--window")
     check(arguments, implementations=get_args(Implementation))
+    check_implementations(arguments.implementations, jax.default_backend())
     window = arguments.window
     cases = list(build(arguments.implementations, arguments.lengths, window, size or size_125m()))
     times = race(cases, arguments.rounds)

@@ -8,13 +8,17 @@ FLOPS_CONVENTION = (
     "discount"
 )
 
-# The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind.
+# The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind, of
+# which the first counts.
 _PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
     "TPU v5": 459e12,
     "TPU v6": 918e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H200 NVL": 835e12,
     "H100": 989e12,
     "H200": 989e12,
     "A100": 312e12,

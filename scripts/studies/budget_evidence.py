@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import page_parts
-from command import EVIDENCE
+from command import EVIDENCE, refusing
 from etils import epath
 
 from fire_lm.reporting import budget_sections
@@ -123,4 +123,4 @@ def main(runs: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(refusing(main, sys.argv[1:]))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bias_figure import Panel, figure
+from command import refusing
 from etils import epath
 
 from fire_lm.errors import UserError
@@ -112,7 +113,10 @@ def panels(names: Sequence[str]) -> list[Panel]:
     return [panel(", ".join(shown), encoding) for encoding, shown in titles.items()]
 
 
-def main(out: str, names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    out, *names = arguments
+    if not Path(out).absolute().parent.is_dir():
+        raise UserError(f"there is no folder {Path(out).absolute().parent}: create it")
     every = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
     drawn = panels(names or every)
     figure(drawn, HEADS, epath.Path(out))
@@ -120,4 +124,4 @@ def main(out: str, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    sys.exit(refusing(main, sys.argv[1:]))

@@ -30,11 +30,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from command import refusing
 from etils import epath
 from probe_rows import CURVES, FOLDER, HEADS, PARTS, CurveRow, HeadRow, PartRow
 
 from fire_lm import open_run
 from fire_lm.data import Blocks, scoring_text
+from fire_lm.errors import UserError
 from fire_lm.models import Decoder, layer_attention, position_layers
 from fire_lm.positions.fire import FIRE
 from fire_lm.results.tables import write_table
@@ -221,10 +223,27 @@ def curve_rows(run: Run, name: str, layer: int, head: int) -> Iterator[CurveRow]
             yield CurveRow(name, tokens_of(run), layer, head, length, where, float(bias))
 
 
-def main(names: Sequence[str]) -> None:
+def opened(paths: Sequence[str]) -> dict[str, Run]:
+    """Open runs, by the last two parts of their paths.
+
+    Raises:
+      UserError: There is no run, a run cannot be opened, or two have the same name.
+    """
+    if not paths:
+        raise UserError("usage: drift_probes.py RUN ...")
+    runs: dict[str, Run] = {}
+    for path in paths:
+        name = "/".join(Path(path).parts[-2:])
+        if name in runs:
+            raise UserError(f"two runs are named {name}, by the last two parts of their paths")
+        runs[name] = open_run(path)
+    return runs
+
+
+def main(paths: Sequence[str]) -> None:
     heads: list[HeadRow] = []
     losses: list[PartRow] = []
-    runs = {"/".join(Path(name).parts[-2:]): open_run(name) for name in names}
+    runs = opened(paths)
     for name, run in runs.items():
         print(f"probing {name}", flush=True)
         heads += head_rows(run, name)
@@ -233,10 +252,12 @@ def main(names: Sequence[str]) -> None:
         write_table(epath.Path(FOLDER / HEADS), HeadRow, heads)
         write_table(epath.Path(FOLDER / PARTS), PartRow, losses)
     local = [row for row in heads if not row.variant and row.length == 64 and row.peak > 0.5]
+    if not local:
+        raise UserError(f"no head of these runs is local at length 64, so {CURVES} stays as it was")
     leader = max(local, key=lambda row: (row.tokens, row.lead))
     curves = curve_rows(runs[leader.run], leader.run, leader.layer, leader.head)
     write_table(epath.Path(FOLDER / CURVES), CurveRow, curves)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(refusing(main, sys.argv[1:]))

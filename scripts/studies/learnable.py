@@ -13,7 +13,6 @@ same command continues a search that was interrupted; another one keeps the rows
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import subprocess
 import sys
@@ -21,12 +20,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from command import ROOT, refusing
+from etils import epath
 
 from fire_lm.data import Synthetic
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import LengthAccuracy
-from fire_lm.results.tables import read_table
+from fire_lm.results.tables import read_table, write_table
 from fire_lm.runs.saved import read_saved
+from fire_lm.storage import lock_file
 from fire_lm.tasks.synthetic.scoring import mean_weights
 
 LEARNED = 95.0
@@ -141,12 +142,13 @@ def earlier(path: Path) -> list[Try]:
     return [dataclasses.replace(row, learned=row.accuracy >= LEARNED) for row in rows]
 
 
-def write(rows: Sequence[Try], path: Path) -> None:
+def record(row: Try, path: Path) -> None:
+    """Add a row to search.csv, which other searches may be writing too, or replace it there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in dataclasses.fields(Try)])
-        writer.writerows(dataclasses.astuple(row) for row in rows)
+    with (path.parent / "search.lock").open("w") as file:
+        lock_file(file, wait=True)
+        rows = {settings_of(one): one for one in [*earlier(path), row]}
+        write_table(epath.Path(path), Try, rows.values())
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -163,10 +165,8 @@ def main(arguments: Sequence[str]) -> None:
             if not (ROOT / "configs" / kind / f"{name}.gin").is_file():
                 raise UserError(f"there is no configs/{kind}/{name}.gin")
     path = folder / "search.csv"
-    tries = {settings_of(row): row for row in earlier(path)}  # perhaps of other tasks
     for row in search(parsed.tasks, models, parsed.positions, parsed.seed, folder):
-        tries[settings_of(row)] = row
-        write(list(tries.values()), path)
+        record(row, path)
         print(f"{row.task} {row.model}: {row.accuracy:.1f} % after {row.steps} steps", flush=True)
 
 

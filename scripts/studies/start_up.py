@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import command
 
+from fire_lm.cli.argument_types import number
 from fire_lm.console import columns
 from fire_lm.errors import RunFailed
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description="Times from `fire-lm pretrain` to its first step.")
     parser.add_argument("data_dir", metavar="DATA_DIR")
     parser.add_argument("--encodings", default="nope,fire")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=number, default=2)
     parsed = parser.parse_args(argv)
     rows = [["encoding", "kept programs", "CPU s", "wall s", "compiling, wall s"]]
     for encoding in parsed.encodings.split(","):

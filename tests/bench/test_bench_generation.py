@@ -52,8 +52,11 @@ def test_a_token_is_a_part_of_its_call_and_of_the_difference_of_the_peers_calls(
     one = {"prefill": Times([2.0, 4.0], [2.0, 4.0]), "token": Times([6.0, 3.0], [6.0, 3.0])}
     two = {"prefill": Times([4.0, 8.0], [4.0, 8.0]), "all": Times([10.0, 12.0], [10.0, 12.0])}
     row = generation.beside(ours, theirs, {ours.key: one, theirs.key: two})
-    assert (row["prefill"], row["token"]) == (0.5, 3 / (10 - 4))
+    assert (row["prefill"], row["token"]) == (0.5, 4.5 / 5), "medians of 6 and 3, and of 6 and 4"
     assert (row["same_tokens"], row["tokens"]) == (2, 3)
+    noisy = two | {"all": Times([10.0, 8.0], [10.0, 8.0])}
+    row = generation.beside(ours, theirs, {ours.key: one, theirs.key: noisy})
+    assert (row["prefill"], row["token"]) == (0.5, None), "the second round shows no token"
 
 
 @pytest.mark.interop("torch", "transformers")

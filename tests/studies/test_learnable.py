@@ -47,6 +47,20 @@ def test_a_search_keeps_the_tries_of_other_tasks(tried, tmp_path):
     assert len({name for *_, name in tried}) == 6, "runs of another encoding or seed are others"
 
 
+def test_two_searches_with_one_folder_keep_the_tries_of_both(tried, tmp_path, monkeypatch):
+    alone = learnable.attempt
+
+    def attempt(task, *others):
+        if task == "even_pairs":
+            learnable.main(["odds_first", "--models=encoder", f"--output={tmp_path}"])
+        return alone(task, *others)
+
+    monkeypatch.setattr(learnable, "attempt", attempt)
+    learnable.main(["even_pairs", "--models=encoder", f"--output={tmp_path}"])
+    with (tmp_path / "search.csv").open() as file:
+        assert {row["task"] for row in csv.DictReader(file)} == {"even_pairs", "odds_first"}
+
+
 def test_a_task_or_model_without_a_file_is_refused_before_training(tried, tmp_path):
     for arguments in (["even_pair"], ["even_pairs", "--models=encoders"]):
         with pytest.raises(learnable.UserError, match="there is no configs/"):
