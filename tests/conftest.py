@@ -23,6 +23,10 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # TensorFlow reads this when it is imported: it then retries a bucket without delay (bucket.py).
 os.environ["GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"] = "0"
+# A thread that waits for other devices is blocked, and devices may wait for different collectives at
+# the same time. XLA has as many threads as cores or, if there are more, devices; with four, all may
+# be blocked, and XLA then ends the process.
+os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
     filter(
@@ -33,9 +37,6 @@ os.environ["XLA_FLAGS"] = " ".join(
             # For a run of one layer, these further reduce CPU time of compiling from 35 to 13 s.
             "--xla_cpu_use_fusion_emitters=false",
             "--xla_cpu_parallel_codegen_split_count=1",
-            # XLA ends a process in which a device has waited for the others for 40 seconds, which
-            # happens on a busy machine whose cores are fewer than the devices.
-            "--xla_cpu_collective_call_terminate_timeout_seconds=900",
         ],
     )
 )

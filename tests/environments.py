@@ -14,5 +14,5 @@ def with_devices(count: int) -> dict[str, str]:
 
 def of_users() -> dict[str, str]:
     """Return the environment without fake devices and with the compiler's optimizations."""
-    ours = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    ours = ("XLA_FLAGS", "PJRT_NPROC", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     return {name: value for name, value in os.environ.items() if name not in ours}

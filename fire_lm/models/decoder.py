@@ -167,8 +167,9 @@ class Decoder(nn.Module):
 
         `pos_BT` `[B or 1, T]` increases along T (within each segment, if there are several); it is
         int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
-        of its own segment. `seen_BT` `[B or 1, T]` is the index of each token in its document,
-        counted from 1, if it does not follow from `segment_BT`.
+        of its own segment, whose id no other segment of the row may have. `seen_BT` `[B or 1, T]`
+        is the index of each token in its document, counted from 1, if it does not follow from
+        `segment_BT`.
         """
         for encoding in self.encodings:
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])

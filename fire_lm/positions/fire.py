@@ -154,6 +154,11 @@ class FIRE(PositionalEncoding):
             raise UserError(
                 f"FIRE.hidden_layers is {self.hidden_layers}: it must be {_MOST_LAYERS} or less"
             )
+        if self.epsilon == 0 and not self.threshold and self.query_index_offset == 0:
+            raise UserError(
+                "FIRE.epsilon is 0: without a threshold, it must be above 0, because the first "
+                "query's distance and normaliser are both 0"
+            )
         for name in ("init_c", "init_L"):
             value = getattr(self, name)
             if isinstance(value, str):

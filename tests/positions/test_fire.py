@@ -170,6 +170,8 @@ def test_defaults():
     assert counts["eq22"] == counts["fixed"] == 1517 and counts["eq21"] == 1516
     with pytest.raises(UserError, match="hidden_layers"):
         FIRE(HEADS, 64, 2048, 768, hidden_layers=-1)
+    with pytest.raises(UserError, match="FIRE.epsilon is 0: without a threshold"):
+        variant(threshold=False, epsilon=0.0)
     with pytest.raises(UserError, match="init_gamma needs FIRE.threshold"):
         variant(threshold=False, init_gamma=1.0)
 
