@@ -23,9 +23,9 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # TensorFlow reads this when it is imported: it then retries a bucket without delay (bucket.py).
 os.environ["GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"] = "0"
-# A thread that waits for other devices is blocked, and devices may wait for different collectives at
-# the same time. XLA has as many threads as cores or, if there are more, devices; with four, all may
-# be blocked, and XLA then ends the process.
+# A thread that waits for other devices is blocked, and devices may wait for different collectives
+# at the same time. XLA has as many threads as cores or, if there are more, devices; all four may be
+# blocked, and XLA then ends the process.
 os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
