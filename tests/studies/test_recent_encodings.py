@@ -110,6 +110,17 @@ def test_what_the_others_change_on_four_times_the_tokens():
     assert abs(falls.value) < falls.half_width and rise(study, "alibi").mean < -0.05
 
 
+def test_windowed_schedules_on_four_times_the_tokens():
+    words, study = section(), "recent_4m_4_layers"
+    for arm in ("swan", "rnope_swa"):
+        assert ahead(study, arm, "rope") == LENGTHS and ahead(study, arm, "fire") == LENGTHS[1:]
+        assert ahead(FOUR, arm, "fire") == LENGTHS, "no longer at the training length"
+        assert unclear(study, arm, "fire_g") == LENGTHS
+    assert (
+        f"for `rnope_swa` at 16 times, it is {ranged(study, 1024, 'fire_g', 'rnope_swa')}" in words
+    )
+
+
 def test_what_is_told_apart_among_all_pairs():
     for arm in ("alibi", "fire", "rope"):
         assert told_apart("recent", "bam", arm)[-3:] == [256, 512, 1024]
