@@ -11,6 +11,7 @@ processes. At the end, it writes the combined table and figure, and the report.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
+from fire_lm.errors import FireLMError
 from fire_lm.hardware.host import ANNOUNCEMENTS, shares_of_cores, starting_on
 from fire_lm.runs.saved import read_saved
 from fire_lm.training import AdamW
@@ -43,11 +45,13 @@ def main() -> int:
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--worker", type=int, help="train and score in this process")
+    parser.add_argument("--warmup", type=int, help="warm-up steps, for a worker")
     parser.add_argument("encodings", nargs="+")
     arguments = parser.parse_args()
     arguments.encodings = list(dict.fromkeys(arguments.encodings))
     if arguments.worker is not None:
         return work(arguments)
+    arguments.warmup = warmup_steps(arguments.workdir, arguments.steps)
     code = start_workers(arguments)
     if code:
         return code
@@ -68,7 +72,7 @@ def work(arguments: argparse.Namespace) -> int:
                 f"--gin_file=configs/positions/{encoding}.gin",
                 f"--gin.DATA_DIR={arguments.data_dir}",
                 f"--gin.TRAIN_STEPS={arguments.steps}",
-                f"--gin.AdamW.warmup_steps={warmup_steps(run, arguments.steps)}",
+                f"--gin.AdamW.warmup_steps={arguments.warmup}",
                 f"--gin.length_sweep.tokens={SCORED_TOKENS}",
                 f"--workdir={run}",
             ]
@@ -78,11 +82,15 @@ def work(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def warmup_steps(run: str, steps: int) -> int:
-    """Return the number of warm-up steps, which stays the same when a run gets more steps."""
-    saved = read_saved(run)
-    optimizer = None if saved is None else saved.experiment.train.optimizer
-    return optimizer.warmup_steps if isinstance(optimizer, AdamW) else min(_WARMUP, steps // 4)
+def warmup_steps(workdir: str, steps: int) -> int:
+    """Return the number of warm-up steps of all runs: that of the runs which exist, if any do."""
+    for run in sorted(Path(workdir).glob("*/")):
+        with contextlib.suppress(FireLMError):  # the command that opens the run says what is wrong
+            saved = read_saved(str(run))
+            optimizer = None if saved is None else saved.experiment.train.optimizer
+            if isinstance(optimizer, AdamW):
+                return optimizer.warmup_steps
+    return min(_WARMUP, steps // 4)
 
 
 def start_workers(arguments: argparse.Namespace) -> int:
@@ -95,7 +103,7 @@ def start_workers(arguments: argparse.Namespace) -> int:
     for number, (log, cores) in enumerate(zip(logs, shares_of_cores(count), strict=True)):
         command = [sys.executable, __file__, "--worker", str(number)]
         command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
-        command += ["--steps", str(arguments.steps)]
+        command += ["--steps", str(arguments.steps), "--warmup", str(arguments.warmup)]
         command += arguments.encodings[number::count]
         with starting_on(cores):
             worker = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)

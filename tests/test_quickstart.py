@@ -54,7 +54,7 @@ def test_one_encoding_for_a_few_steps(tmp_path):
 
     before, table = results_of(workdir), (workdir / "length_sweep.csv").read_bytes()
     assert len(before) > 2
-    quickstart(workdir, *asked, "nope", environment=environment)
+    assert "20/20  trained" in quickstart(workdir, *asked, "nope", environment=environment)
     assert results_of(workdir) == before
     assert (workdir / "length_sweep.csv").read_bytes() == table
     assert "40/40  trained" in quickstart(workdir, "--steps=40", "nope", environment=environment)

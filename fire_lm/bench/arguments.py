@@ -66,13 +66,15 @@ def check_implementations(implementations: Sequence[str], backend: str) -> None:
 
 
 def check_json(file: str | None) -> None:
-    if file and "://" in file:
+    """Raise UserError if the results could not be written to `file` in the end."""
+    if not file:
+        return
+    if "://" in file:
         raise UserError(f"--json: {file} must be a local path")
-    if file and not Path(file).absolute().parent.is_dir():
-        raise UserError(f"--json: there is no folder {Path(file).absolute().parent}: create it")
-    if file and Path(file).is_dir():
+    path = Path(file).absolute()
+    if not path.parent.is_dir():
+        raise UserError(f"--json: there is no folder {path.parent}: create it")
+    if path.is_dir():
         raise UserError(f"--json: {file} is a folder: give the path of a file")
-    if file and not os.access(Path(file).absolute().parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"--json: {Path(file).absolute().parent} is not writable: choose another path"
-        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--json: {file} cannot be written: choose another path")

@@ -137,7 +137,7 @@ def beside(case: Case, peer: Case, times: Results) -> Row:
 
     The ratio for a token compares the times of all tokens after the first. The peer's time for
     these tokens is the difference between its two calls in the same round, of which the median
-    counts; the ratio is None if the difference is within the noise, so that a round has none.
+    counts. The ratio is None if, in a round, all tokens took the peer no longer than the first.
     """
     ours, theirs = (
         {call: each.of(clock()) for call, each in times[entry.key].items()}
@@ -168,6 +168,10 @@ def text(report: Row) -> str:
     ]
     parts = [machine_text(report["machine"]), report["model"], table(report["rows"], COLUMNS)]
     if report["peers"]:
+        notes.append(
+            f"ours / {report['peer']}: for a token, medians over the rounds; -: in a round, all "
+            "tokens took it no longer than the first."
+        )
         columns = [Column(f"ours / {report['peer']}", "encoding"), *PEER_COLUMNS]
         parts.append(table(report["peers"], columns))
     return "\n\n".join([*parts, "\n".join(notes)])

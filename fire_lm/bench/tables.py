@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fire_lm.bench.race import Row
 from fire_lm.console import columns
-from fire_lm.storage import replace_text
 
 
 class Column(NamedTuple):
@@ -79,4 +79,4 @@ def publish(file: str | None, report: Row, text: str) -> None:
     """Print `text`, and write the report to `file` as JSON unless it is None."""
     print(text)
     if file:
-        replace_text(file, json.dumps(report, indent=1) + "\n")
+        Path(file).write_text(json.dumps(report, indent=1) + "\n")

@@ -35,7 +35,7 @@ from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, saved_run, tokenized_of_run
 from fire_lm.runs.variants import experiment_at_evaluation
-from fire_lm.storage import in_bucket, is_folder, place, replace_text, require_bucket
+from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 from fire_lm.training.averages import as_saved
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
             kind, report = "run", report_on_training(arguments, stated, compiler, workdir)
     print(report)
     if arguments.json:
-        replace_text(place(arguments.json), json.dumps(report.as_json(), indent=1) + "\n")
+        place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if not report.passed:
         raise RunFailed(f"this {kind} would not work on {where}: see the report above")
 

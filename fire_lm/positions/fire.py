@@ -154,10 +154,10 @@ class FIRE(PositionalEncoding):
             raise UserError(
                 f"FIRE.hidden_layers is {self.hidden_layers}: it must be {_MOST_LAYERS} or less"
             )
-        if self.epsilon == 0 and not self.threshold and self.query_index_offset == 0:
+        if _float32(self.epsilon) == 0 and not self.threshold and self.query_index_offset == 0:
             raise UserError(
-                "FIRE.epsilon is 0: without a threshold, it must be above 0, because the first "
-                "query's distance and normaliser are both 0"
+                f"FIRE.epsilon is {self.epsilon}, which is 0 in float32: without a threshold, it "
+                "must be above 0, because the first query's distance and normaliser are both 0"
             )
         for name in ("init_c", "init_L"):
             value = getattr(self, name)

@@ -114,9 +114,11 @@ def panels(names: Sequence[str]) -> list[Panel]:
 
 
 def main(arguments: Sequence[str]) -> None:
+    if not arguments:
+        raise UserError("usage: draw_biases.py OUT.png [NAME ...]")
     out, *names = arguments
-    if not Path(out).absolute().parent.is_dir():
-        raise UserError(f"there is no folder {Path(out).absolute().parent}: create it")
+    if Path(out).is_dir() or not Path(out).absolute().parent.is_dir():
+        raise UserError(f"{out} is a folder, or its folder does not exist")
     every = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
     drawn = panels(names or every)
     figure(drawn, HEADS, epath.Path(out))

@@ -145,7 +145,7 @@ def earlier(path: Path) -> list[Try]:
 def record(row: Try, path: Path) -> None:
     """Add a row to search.csv, which other searches may be writing too, or replace it there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / "search.lock").open("w") as file:
+    with (path.parent / f".{path.name}.lock").open("a") as file:
         lock_file(file, wait=True)
         rows = {settings_of(one): one for one in [*earlier(path), row]}
         write_table(epath.Path(path), Try, rows.values())

@@ -19,9 +19,10 @@ import pytest
 from fire_lm import bench, cli
 from fire_lm.attention import attend
 from fire_lm.bench import attention, one_attention, race, windows
-from fire_lm.bench.arguments import ATTENTION
+from fire_lm.bench.arguments import ATTENTION, check_json
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.race import Case, Times
+from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.models import changes, size_tiny
 
@@ -226,6 +227,14 @@ def test_encodings_are_those_of_the_gin_files(name):
 def test_the_command_line_knows_the_encodings():
     of_model = cli.parse(["bench", "model"]).encodings
     assert {*of_model, *ATTENTION["encodings"]} <= set(ENCODINGS)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_benchmark(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path / "mine.json")
+    (tmp_path / "mine.json").touch()
+    check_json(str(tmp_path / "mine.json"))
+    with pytest.raises(UserError, match="new.json cannot be written"):
+        check_json(str(tmp_path / "new.json"))
 
 
 @pytest.mark.parametrize(

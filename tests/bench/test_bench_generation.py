@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,12 @@ def test_a_token_is_a_part_of_its_call_and_of_the_difference_of_the_peers_calls(
     noisy = two | {"all": Times([10.0, 8.0], [10.0, 8.0])}
     row = generation.beside(ours, theirs, {ours.key: one, theirs.key: noisy})
     assert (row["prefill"], row["token"]) == (0.5, None), "the second round shows no token"
+
+
+def test_a_peer_on_the_cpu_is_not_compared_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(generation.jax, "default_backend", lambda: "gpu")
+    with pytest.raises(UserError, match="generates on the CPU, but JAX runs on a gpu"):
+        generation.bench(cli.parse(["bench", "generate"]), SimpleNamespace(NAME="peer"))
 
 
 @pytest.mark.interop("torch", "transformers")

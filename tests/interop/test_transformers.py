@@ -192,6 +192,12 @@ def test_documents_of_a_packed_row_do_not_see_each_other(case, tmp_path):
         whole = theirs(ids, position_ids=torch.arange(24)[None]).logits
         torch.testing.assert_close(packed, alone)
         torch.testing.assert_close(whole, theirs(ids).logits)
+        for mask in ([1] * 9 + [0] * 2 + [1] * 13, [0] * 3 + [1] * 18 + [0] * 3):
+            mask = torch.tensor([mask])
+            places = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)  # as in generate
+            masked = theirs(ids, attention_mask=mask, position_ids=places).logits
+            expected = theirs(ids, attention_mask=mask).logits
+            torch.testing.assert_close(masked[mask == 1], expected[mask == 1])
 
 
 @pytest.mark.parametrize("name", ["kerple_log", "kerple_power"])

@@ -170,8 +170,9 @@ def test_defaults():
     assert counts["eq22"] == counts["fixed"] == 1517 and counts["eq21"] == 1516
     with pytest.raises(UserError, match="hidden_layers"):
         FIRE(HEADS, 64, 2048, 768, hidden_layers=-1)
-    with pytest.raises(UserError, match="FIRE.epsilon is 0: without a threshold"):
-        variant(threshold=False, epsilon=0.0)
+    for epsilon in (0.0, 1e-46):
+        with pytest.raises(UserError, match="FIRE.epsilon is .*, which is 0 in float32: without a"):
+            variant(threshold=False, epsilon=epsilon)
     with pytest.raises(UserError, match="init_gamma needs FIRE.threshold"):
         variant(threshold=False, init_gamma=1.0)
 

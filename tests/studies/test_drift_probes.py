@@ -12,6 +12,7 @@ import page_parts
 import pytest
 from probe_rows import FOLDER, PartRow
 
+from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
 T = drift_figure.TRAINED
@@ -110,3 +111,12 @@ def test_the_largest_bias_moves_as_the_formula_says():
 def test_the_figure_is_that_of_the_probes():
     image = drift_figure.draw(*own())
     assert (FOLDER / Path(drift_figure.FIGURE).name).read_text() == image.svg, AGAIN
+
+
+def test_what_cannot_be_probed_is_refused(monkeypatch):
+    monkeypatch.setattr(drift_probes, "open_run", lambda path: path)
+    with pytest.raises(UserError, match="usage: drift_probes.py RUN"):
+        drift_probes.opened([])
+    with pytest.raises(UserError, match="two runs are named grid/fire-seed0"):
+        drift_probes.opened(["a/grid/fire-seed0", "b/grid/fire-seed0"])
+    assert drift_probes.opened(["a/x", "a/y"]) == {"a/x": "a/x", "a/y": "a/y"}

@@ -133,10 +133,11 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
     assert f"running: on {hosts} of {hosts} hosts" in said
 
 
-def test_a_job_goes_on_while_docker_does_not_respond(cloud, capsys):
-    """A host whose docker restarts has not lost its container, whose steps would be repeated."""
+@pytest.mark.parametrize("daemon", ["down", "ending"])
+def test_a_job_goes_on_while_docker_does_not_respond(cloud, capsys, daemon):
+    """Such a host still has its container; to start another would repeat steps."""
     cloud.plan(
-        daemons={"fire-125m.0": ["up", "up", "down", "up"]},
+        daemons={"fire-125m.0": ["up", "up", daemon, "up"]},
         containers=[["running", "running", "exited:0"]],
     )
     assert pretrain() == 0

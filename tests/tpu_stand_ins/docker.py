@@ -40,11 +40,16 @@ def main(arguments: list[str]) -> None:
             CONTAINER.unlink()
         case ["ps", "--all", "--quiet", "--filter=name=^/?fire_lm$"]:
             with state() as cloud:
-                if take(cloud.get("daemons", {}).get(HOST, ["up"])) == "down":
+                daemon = take(cloud.get("daemons", {}).get(HOST, ["up"]))
+                cloud["ending"] = daemon == "ending"
+                if daemon == "down":
                     fail("Cannot connect to the Docker daemon. Is the docker daemon running?")
             if CONTAINER.exists():
                 print("0123456789ab")
         case ["inspect", form, "fire_lm"]:
+            with state() as cloud:
+                if cloud.get("ending"):
+                    fail("Cannot connect to the Docker daemon. Is the docker daemon running?")
             inspect(form)
         case ["kill", "--signal=SIGUSR1", "fire_lm"]:
             if not CONTAINER.exists():

@@ -39,7 +39,17 @@ def test_flops_of_125m_worked_by_hand():
 
 @pytest.mark.parametrize(
     ("kind", "peak"),
-    [("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("cpu", None)],
+    [
+        ("TPU v4", 275e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        ("cpu", None),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+    ],
 )
 def test_peak_by_device_kind(kind, peak):
     assert peak_flops(kind) == peak

@@ -394,7 +394,7 @@ class FireLMModel(FireLMPreTrainedModel):
         k_pos_BT = pos_BT if real_BT is None else pos_BT.masked_fill(~real_BT, UNSEEN)
         k_pos_BS = keys_of(cache, k_pos_BT, past)
         packed = cache is None and position_ids is not None
-        document_BT = documents(pos_BT) if packed else None
+        document_BT = documents(pos_BT, real_BT) if packed else None
         x_BTD = self.position_of(0).embed(x_BTD, pos_BT)
         for index, layer in enumerate(self.layers):
             x_BTD = layer(x_BTD, pos_BT, k_pos_BS, cache, self.position_of(index), document_BT)
@@ -423,14 +423,18 @@ def positions(position_ids, attention_mask, past, batch, length, device):
     return position_ids.expand(batch, length)
 
 
-def documents(pos_BT):
+def documents(pos_BT, real_BT):
     """Return the number of each token's document, `[B, T]`: one begins where positions restart.
 
-    Rows of several documents, as from DataCollatorWithFlattening, have such positions. Padding,
-    whose positions may restart too, is seen by no token in any case.
+    Rows of several documents, as from DataCollatorWithFlattening, have such positions. Padding may
+    have any positions, so a token is compared with the last one before it that is not padding.
     """
-    restarts_BT = F.pad(pos_BT[:, 1:] <= pos_BT[:, :-1], (1, 0))
-    return restarts_BT.cumsum(-1)
+    if real_BT is None:
+        return F.pad(pos_BT[:, 1:] <= pos_BT[:, :-1], (1, 0)).cumsum(-1)
+    place_BT = torch.arange(pos_BT.shape[1], device=pos_BT.device).expand_as(pos_BT)
+    last_BT = place_BT.masked_fill(~real_BT, 0).cummax(-1).values
+    pos_BT = pos_BT.gather(-1, last_BT)
+    return (F.pad(pos_BT[:, 1:] <= pos_BT[:, :-1], (1, 0)) & real_BT).cumsum(-1)
 
 
 def keys_of(cache, k_pos_BT, past):
