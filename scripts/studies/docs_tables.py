@@ -150,7 +150,7 @@ def generation_times() -> str:
     return Table("", header, rows).markdown()
 
 
-_RECENT = ("recent", "recent_4_layers", "recent_4m", "recent_4m_4_layers")
+_RECENT = ("recent", "recent_4_layers", "recent_4m", "recent_4m_4_layers", "recent_8m")
 _THREE = (1, 3, 5)  # the training length, four and sixteen times this length
 # The tables of each page, by the name in their comments.
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {

@@ -2,8 +2,9 @@
 
 import itertools
 
+import numpy as np
 from command import ROOT
-from study_pairs import line_of, pair, ranged, results_of, unclear
+from study_pairs import line_of, lines_of, pair, ranged, results_of, unclear
 
 from fire_lm.reporting.differences import Sample, difference
 from fire_lm.reporting.length_sweep import families
@@ -119,6 +120,32 @@ def test_windowed_schedules_on_four_times_the_tokens():
     assert (
         f"for `rnope_swa` at 16 times, it is {ranged(study, 1024, 'fire_g', 'rnope_swa')}" in words
     )
+
+
+def test_what_more_training_does_to_gates():
+    words, study = section(), "recent_8m"
+    rises = {arm: rise(study, arm) for arm in ("fire", "fox_fire", "fox")}
+    since = {arm: more(found, rise("recent", arm)) for arm, found in rises.items()}
+    assert f"rises by {rises['fire'].mean:.3f}, which is {since['fire']}) more than after" in words
+    lowest = {
+        length: min(lines_of(study).values(), key=lambda line: line.points[length].mean).name
+        for length in LENGTHS
+    }
+    assert [length for length, name in lowest.items() if name == FROZEN] == [256, 512, 1024]
+    below = ranged(study, 1024, "fire", "fox_fire")
+    assert (
+        f"`fox_fire` rises by {rises['fox_fire'].mean:.3f}, {since['fox_fire']}) more than after "
+        f"1,000 steps, and is {below} below FIRE's at 16 times."
+    ) in words
+    falls = more(rise("recent", "fox"), rises["fox"])
+    assert f"its loss falls by {-rises['fox'].mean:.3f}, {falls}) more than after 1,000" in words
+    assert f"it costs {ranged(study, 64, 'fox', 'fire')} at the training length" in words
+    assert ahead(study, FROZEN, "fox") == [64, 128, 256, 512]
+    assert unclear(study, "fire_g", FROZEN) == LENGTHS
+    spread = {
+        name: np.std([*line.points[1024].values.values()]) for name, line in lines_of(study).items()
+    }
+    assert max(spread, key=spread.__getitem__) == "fire_g"
 
 
 def test_what_is_told_apart_among_all_pairs():
