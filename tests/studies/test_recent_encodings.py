@@ -141,7 +141,10 @@ def test_what_more_training_does_to_gates():
     assert f"its loss falls by {-rises['fox'].mean:.3f}, {falls}) more than after 1,000" in words
     assert f"it costs {ranged(study, 64, 'fox', 'fire')} at the training length" in words
     assert ahead(study, FROZEN, "fox") == [64, 128, 256, 512]
-    assert unclear(study, "fire_g", FROZEN) == LENGTHS
+    assert unclear(study, "fire_g", FROZEN) == unclear(study, "fox", "kerple_log") == LENGTHS
+    for other in ("fire", FROZEN):
+        behind = ranged(study, 64, "kerple_log", other)
+        assert f"KERPLE is behind FIRE, frozen or not, by {behind} at the training length" in words
     spread = {
         name: np.std([*line.points[1024].values.values()]) for name, line in lines_of(study).items()
     }
